@@ -16,6 +16,7 @@ second table against maximization bias (no noise, no bias), gymnasium (the world
     python 1_Q_Learning/Q_Learning.py --help           # every constant
 """
 
+import functools
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -56,33 +57,23 @@ class Constants:
 
     def __post_init__(self):
         way = 2 * (self.SIZE - 1)
-        enough = way <= self.MAX_STEPS_PER_EPISODE
         settings.check(self, "SIZE", self.SIZE <= 100, "from 2 to 100")
-        settings.check(
-            self, "MAX_STEPS_PER_EPISODE", enough, f"{way} or more, the length of the shortest way"
-        )
+        enough, text = way <= self.MAX_STEPS_PER_EPISODE, f"{way} or more, the length of the shortest way"
+        settings.check(self, "MAX_STEPS_PER_EPISODE", enough, text)
         below = f"at most EPSILON_START={self.EPSILON_START}"
         settings.check(self, "EPSILON_END", self.EPSILON_END <= self.EPSILON_START, below)
 
 
-def configure(arguments: list[str]) -> Constants:
-    """The constants above, changed by `NAME=value` arguments. Raises settings.UserError."""
-    return settings.read(Constants, arguments)
+configure = functools.partial(settings.read, Constants)  # of `NAME=value` arguments
 
 
 # %% Training -------------------------------------------------------------------------------------------
 def train(c: Constants, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Plays NUM_EPISODES episodes and learns after each move.
+    """Plays NUM_EPISODES episodes and learns after each move; `rng` draws the exploration.
 
-    Args:
-        c: the constants.
-        rng: draws the exploration.
-
-    Returns:
-        Q: the table, float64 [16, 4].
-        log: float64 [rows, 4], one row per LOG_EVERY episodes (the last may have fewer): the episodes
-            played so far, then the means of epsilon, return (undiscounted) and steps.
-        tables: float64 [rows, 16, 4], the table at the end of each row.
+    Returns the table, float64 [16, 4]; the log, [rows, 4], a row per LOG_EVERY episodes (the last may have
+    fewer): the episodes so far, then the means of epsilon, return (undiscounted) and steps; the tables at the
+    end of each row, [rows, 16, 4].
     """
     Q = np.zeros((c.SIZE**2, len(grid.ACTIONS)))
     log, tables, block = [], [], []
@@ -120,16 +111,9 @@ def epsilon_at(c: Constants, episode: int) -> float:
 
 
 def select_action(state: int, Q: np.ndarray, epsilon: float, rng: np.random.Generator) -> int:
-    """Epsilon-greedy, the behavior policy (Sutton & Barto, section 2.2).
+    """Epsilon-greedy, the behavior policy (Sutton & Barto, section 2.2): among equal values the first action.
 
-    Args:
-        state: a row of the table.
-        Q: float64 [16, 4].
-        epsilon: probability of the random action, which may be the greedy one by chance.
-        rng: draws whether, and which.
-
-    Returns:
-        The action; among equal values the first one.
+    The random one, drawn with probability epsilon, may be the greedy one by chance. Q is float64 [16, 4].
     """
     if rng.random() < epsilon:
         return int(rng.integers(Q.shape[1]))
@@ -140,14 +124,10 @@ def q_update(
     Q: np.ndarray, state: int, action: int, reward: float, next_state: int, terminated: bool,
     alpha: float, gamma: float,
 ) -> None:  # fmt: skip
-    """The whole of Q-learning (Sutton & Barto, eq. 6.8): changes one entry of the table, in place.
+    """The whole of Q-learning (Sutton & Barto, eq. 6.8): changes one entry of the table [16, 4], in place.
 
-    Args:
-        Q: float64 [16, 4].
-        state, action, reward, next_state: one move.
-        terminated: the goal was reached. An episode that the step limit cuts off has *not* terminated: the
-            world would have gone on, so the value of next_state still counts.
-        alpha, gamma: step size and discount.
+    An episode that the step limit cuts off has *not* terminated: the world would have gone on, so the value
+    of next_state still counts.
     """
     # Bootstrapping: the table's own estimate replaces the rest of the return. Its max over a', whatever
     # action is taken next, makes the method off-policy. (1 - terminated): nothing comes after the goal,
@@ -159,18 +139,7 @@ def q_update(
 
 # %% Main -----------------------------------------------------------------------------------------------
 def main(arguments: list[str]) -> dict[str, Any]:
-    """Trains, compares with the optimum, and writes everything into the run's folder.
-
-    Args:
-        arguments: `NAME=value` each.
-
-    Returns:
-        What result.json holds: max_abs_error (over all pairs, against value iteration),
-        optimal_from_every_state, seconds (wall time after imports, pictures included).
-
-    Raises:
-        settings.UserError: a constant is wrong, or the folder holds another run.
-    """
+    """Trains, compares with the optimum, fills the run's folder. Returns what result.json holds."""
     started = time.perf_counter()
     c = configure(arguments)
     run_dir = runs.open_run("Q_Learning", c)
@@ -179,10 +148,8 @@ def main(arguments: list[str]) -> dict[str, Any]:
     q_star = grid.value_iteration(c)
     errors = np.abs(tables - q_star).max(axis=(1, 2))  # [rows]
     best_return = c.GOAL_REWARD + c.STEP_REWARD * (2 * (c.SIZE - 1) - 1)  # of the shortest way
-    result = {
-        "max_abs_error": float(errors[-1]),
-        "optimal_from_every_state": grid.optimal_from_every_state(c, Q),
-    }
+    optimal = grid.optimal_from_every_state(c, Q)
+    result = {"max_abs_error": float(errors[-1]), "optimal_from_every_state": optimal}
     columns = ["episode", "epsilon", "return", "steps", "max_abs_error"]
     log_rows = [dict(zip(columns, [int(row[0]), *row[1:], error])) for row, error in zip(log, errors)]
     runs.write_log(run_dir, log_rows)
@@ -192,8 +159,8 @@ def main(arguments: list[str]) -> dict[str, Any]:
     print(f"\nthe greedy policy\n{pictures.policy_text(Q)}")
     print(f"\nthe table\n{pictures.table_text(Q, grid.ACTIONS)}\n")
     print(f"largest distance to the optimum (value iteration), over all pairs: {errors[-1]:.2g}")
-    optimal = "yes" if result["optimal_from_every_state"] else "no"
-    print(f"shortest way from every state: {optimal}; best possible return: {best_return:g}")
+    yes = "yes" if optimal else "no"
+    print(f"shortest way from every state: {yes}; best possible return: {best_return:g}")
     pictures.draw_learning_curve(run_dir / "learning_curve.png", log, errors, best_return)
     pictures.draw_q_table(run_dir / "q_table.png", Q, grid.MOVES)
     result["seconds"] = time.perf_counter() - started

@@ -41,13 +41,11 @@ SELECT_ACTION = Exercise(
         "epsilon is the probability of the greedy action": "< epsilon => >= epsilon",
         "the action is always greedy: epsilon is not used": "rng.random() < epsilon => False",
         "the action is always drawn: epsilon is not used": "rng.random() < epsilon => True",
-        "the random action is never the greedy one":
-            "rng.integers(4) => rng.choice(np.delete(np.arange(4), Q[s].argmax()))",
+        "random is never greedy": "rng.integers(4) => rng.choice(np.delete(np.arange(4), Q[s].argmax()))",
         "the last action is never drawn: integers(n) already leaves n out": "integers(4) => integers(3)",
         "action 0 is never drawn": "integers(4) => integers(1, 4)",
         "the worst action is taken for the greedy one, argmin for argmax": "argmax => argmin",
-        "the greedy action is that of the whole table, not of the state's row":
-            "return Q[s].argmax() => return Q.argmax() % 4",
+        "the greedy action is the whole table's, not the row's": "Q[s].argmax() => Q.argmax() % 4",
     },
     tolerance=0.05,  # a share of 5,000 draws strays by 0.007: two of them, five standard deviations
 )  # fmt: skip

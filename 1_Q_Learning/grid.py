@@ -17,17 +17,10 @@ MOVES = [(-1, 0), (1, 0), (0, -1), (0, 1)]  # (rows, columns), in the order of A
 
 
 def step(c: Any, state: int, action: int) -> tuple[int, float, bool]:
-    """One move. A wall keeps the agent where it is, and the move still costs STEP_REWARD.
+    """One move from a state, 0 to SIZE^2 - 1 but for the goal: next_state, reward, terminated (at the goal).
 
-    The move that reaches the goal earns GOAL_REWARD only; STEP_REWARD is not added to it.
-
-    Args:
-        c: the constants.
-        state: 0 to SIZE^2 - 1, not the goal: from there no move is left.
-        action: 0 to 3, an index into ACTIONS.
-
-    Returns:
-        next_state, reward, terminated (the goal is reached).
+    A wall keeps the agent where it is, and the move still costs STEP_REWARD. The move that reaches the goal
+    earns GOAL_REWARD only; STEP_REWARD is not added to it.
     """
     row, column = divmod(state, c.SIZE)
     rows, columns = MOVES[action]
@@ -38,13 +31,10 @@ def step(c: Any, state: int, action: int) -> tuple[int, float, bool]:
 
 
 def value_iteration(c: Any) -> np.ndarray:
-    """The optimal action values, computed from the rules of the world.
+    """The optimal action values [SIZE^2, 4], computed from the rules of the world; the goal's row is 0.
 
     Sweeps over all pairs with the Bellman optimality equation (Sutton & Barto, eq. 3.20) until no value
-    changes, as section 4.4 does for V.
-
-    Returns:
-        q_star: float64 [SIZE^2, 4]; the goal's row is 0.
+    changes.
     """
     q_star = np.zeros((c.SIZE**2, len(ACTIONS)))
     change = np.inf
@@ -70,8 +60,7 @@ def greedy_moves(c: Any, Q: np.ndarray, state: int) -> int | None:
 
 def optimal_from_every_state(c: Any, Q: np.ndarray) -> bool:
     """Whether the greedy policy takes the shortest way from every state, also from those it never visits."""
-    last = c.SIZE - 1
+    last, states = c.SIZE - 1, range(len(Q))
     return all(
-        greedy_moves(c, Q, state) == (last - state // c.SIZE) + (last - state % c.SIZE)
-        for state in range(len(Q))
+        greedy_moves(c, Q, state) == (last - state // c.SIZE) + (last - state % c.SIZE) for state in states
     )

@@ -16,14 +16,9 @@ TIE = 1e-6  # points; actions closer than this are equally good
 FLOOR = 1e-14  # an error of exactly 0 has no place on a logarithmic axis: it is drawn here
 
 
-def size_of(q_table: np.ndarray) -> int:
-    """Rows and columns of the grid that a table [SIZE^2, 4] is of."""
-    return math.isqrt(len(q_table))
-
-
 def policy_text(q_table: np.ndarray) -> str:
     """The greedy policy as lines of arrows, G at the goal, the last state."""
-    arrows, size = [ARROWS[action] for action in q_table.argmax(axis=1)[:-1]] + ["G"], size_of(q_table)
+    size, arrows = math.isqrt(len(q_table)), [*(ARROWS[i] for i in q_table.argmax(axis=1)[:-1]), "G"]
     return "\n".join("  " + " ".join(arrows[row : row + size]) for row in range(0, size**2, size))
 
 
@@ -35,10 +30,7 @@ def table_text(q_table: np.ndarray, actions: Sequence[str]) -> str:
 
 
 def draw_learning_curve(path: Path, log: np.ndarray, errors: np.ndarray, best_return: float) -> plt.Figure:
-    """Above: return against episodes, and where epsilon stops falling. Below: the largest error of the table.
-
-    `log` is float64 [rows, 4], see `train`; `errors`, [rows], are those at the end of each row.
-    """
+    """Above: return, and where epsilon stops falling; `log` is `train`'s. Below: the table's error [rows]."""
     episodes, epsilon, returns = log[:, 0], log[:, 1], log[:, 2]
     figure, (above, below) = plt.subplots(2, 1, figsize=(6, 5.2), facecolor="white", layout="constrained")
     above.plot(episodes, returns, color=BLUE)
@@ -59,24 +51,21 @@ def draw_learning_curve(path: Path, log: np.ndarray, errors: np.ndarray, best_re
 
 
 def draw_q_table(path: Path, q_table: np.ndarray, moves: Sequence[tuple[int, int]]) -> plt.Figure:
-    """The grid: each cell split into one triangle per action, colored and labeled by Q; greedy arrows.
+    """The grid of a table [SIZE^2, 4]: a triangle per action, colored and labeled by Q, and greedy arrows.
 
-    Every action within TIE of the best gets an arrow: rounding decides which of them argmax takes. `q_table`
-    is float64 [SIZE^2, 4], `moves` has (rows, columns) of each action.
+    Every action within TIE of the best gets an arrow: rounding decides which of them argmax takes.
     """
-    size = size_of(q_table)
+    size = math.isqrt(len(q_table))
     figure, axes = plt.subplots(figsize=(1.5 * size, 1.35 * size), facecolor="white", layout="constrained")
     corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1)])  # (x, y), y downwards; top edge first, clockwise
     edges = [(0, 1), (2, 3), (3, 0), (1, 2)]  # the two corners on the side of up, down, left, right
     states = range(size**2 - 1)  # all but the goal
     triangles = [
         np.array([corners[first], corners[second], (0.5, 0.5)]) + np.array([state % size, state // size])
-        for state in states
-        for first, second in edges
-    ]
-    patches = matplotlib.collections.PolyCollection(
-        triangles, array=q_table[:-1].ravel(), cmap="viridis", edgecolors="white", linewidths=0.8
-    )
+        for state in states for first, second in edges
+    ]  # fmt: skip
+    look = {"cmap": "viridis", "edgecolors": "white", "linewidths": 0.8}
+    patches = matplotlib.collections.PolyCollection(triangles, array=q_table[:-1].ravel(), **look)
     axes.add_collection(patches)
     middle = q_table[:-1].min() / 2 + q_table[:-1].max() / 2
     for state in states:

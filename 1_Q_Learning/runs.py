@@ -6,11 +6,11 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.event_file_writer import EventsWriter  # SummaryWriter never ends on a full disk
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.summary import scalar
 
@@ -20,11 +20,7 @@ RUNS = Path(os.path.relpath(Path(__file__).resolve().parent.parent / "runs"))  #
 
 
 def open_run(name: str, c: Any) -> Path:
-    """Makes the folder of a run, RUN_DIR or a new one in runs/NAME, and writes constants.json into it.
-
-    Raises:
-        UserError: the folder can't be written, or it holds the result of another run.
-    """
+    """Makes a run's folder with constants.json, RUN_DIR or a new one in runs/NAME; UserError if it can't."""
     wanted = Path(c.RUN_DIR or RUNS / name / time.strftime("%Y-%m-%d_%H-%M-%S"))
     for count in itertools.count(1):
         folder = wanted if count == 1 else wanted.with_name(f"{wanted.name}_{count}")
@@ -44,9 +40,8 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(values, indent=1) + "\n")
 
 
-def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Writes a table, with every digit of its numbers."""
-    rows = list(rows)
     with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
@@ -58,8 +53,7 @@ def write_log(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     write_csv(folder / "log.csv", rows)
     (folder / "tensorboard").mkdir(exist_ok=True)
     events = EventsWriter(str(folder / "tensorboard" / "events"))
-    for row in rows:
-        for name, value in row.items():
-            summary = scalar(f"train/{name}", value)
-            events.write_event(Event(wall_time=time.time(), step=row["episode"], summary=summary))
+    for row, name in itertools.product(rows, rows[0]):
+        summary = scalar(f"train/{name}", row[name])
+        events.write_event(Event(wall_time=time.time(), step=row["episode"], summary=summary))
     events.close()

@@ -59,14 +59,8 @@ def step(state: EnvState, action: jax.Array) -> tuple[EnvState, Transition]:
 def quick_evaluate(network: Callable, rng: jax.Array, gamma: float) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Greedy episodes in the JAX environment: cheap enough to be part of the compiled run.
 
-    Args:
-        network: observations [..., 4] to Q values [..., 2].
-        rng: draws the first states.
-        gamma: the discount.
-
-    Returns:
-        Mean return, mean max_a Q(s_0, a), and mean discounted return of QUICK_EVAL_EPISODES, float32 [] each.
-        The discounted return stops at the time limit, which leaves out at most gamma^500 of the value.
+    Returns mean return, mean max_a Q(s_0, a), and mean discounted return of QUICK_EVAL_EPISODES, float32 []
+    each. The discounted return stops at the time limit, which leaves out at most gamma^500 of the value.
     """
     states = jax.vmap(reset)(jax.random.split(rng, QUICK_EVAL_EPISODES))  # [E, ...]
     max_q = network(states.obs).max(axis=-1).mean()
@@ -85,13 +79,8 @@ def quick_evaluate(network: Callable, rng: jax.Array, gamma: float) -> tuple[jax
 def evaluate(networks: Any, episodes: int) -> np.ndarray:
     """Greedy episodes in gymnasium.make("CartPole-v1"), never in the JAX copy the agent learned in.
 
-    Args:
-        networks: each leaf with a leading axis [S]. All play the same episodes, with the environment seeds
-            0, 1, ...
-        episodes: E, of each network.
-
-    Returns:
-        Returns, float64 [S, E].
+    All networks [S, ...] play the same `episodes`, with the environment seeds 0, 1, ...: returns float64 [S,
+    E].
     """
     shape = len(jax.tree.leaves(networks)[0]), episodes
     envs = gymnasium.make_vec("CartPole-v1", np.prod(shape), vectorization_mode="sync")

@@ -84,9 +84,7 @@ class Constants:
         settings.check(self, "EPSILON_END", self.EPSILON_END <= self.EPSILON_START, below)
 
 
-def configure(arguments: list[str]) -> Constants:
-    """The constants above, changed by `NAME=value` arguments. Raises settings.UserError."""
-    return settings.read(Constants, arguments)
+configure = functools.partial(settings.read, Constants)  # of `NAME=value` arguments
 
 
 # %% Networks -------------------------------------------------------------------------------------------
@@ -148,8 +146,7 @@ SHOWN = ["epsilon", "episode_return", "eval_return", "mean_q", "loss"]
 def train(c: Constants) -> tuple[Agent, Log, float]:
     """Trains all seeds side by side, one row of the log at a time. Ctrl-C ends the training after a row.
 
-    Returns:
-        The agents, each leaf [NUM_SEEDS, ...]; the log, each field [NUM_SEEDS, rows]; seconds of compiling.
+    Returns the agents [NUM_SEEDS, ...], the log [NUM_SEEDS, rows] and the seconds of compiling.
     """
     rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
     agents = jax.jit(jax.vmap(lambda rng: fill_buffer(c, rng, make_agent(c, rng))))(rngs)
@@ -244,13 +241,8 @@ def collect(c: Constants, agent: Agent, x: tuple[jax.Array, jax.Array]) -> tuple
 def train_step(c: Constants, agent: Agent, batch: env.Transition) -> tuple[jax.Array, jax.Array]:
     """One gradient step on the mean squared TD error, which changes the online network in place.
 
-    Args:
-        c: the constants.
-        agent: its networks and optimizer.
-        batch: windows of N_STEPS consecutive transitions, each [B, n, ...].
-
-    Returns:
-        The loss, float32 [], and the mean predicted Q(s_t, a_t), float32 [].
+    `batch` has windows of N_STEPS transitions, each [B, n, ...]. Returns the loss and the mean Q(s_t, a_t),
+    [].
     """
     reward, steps, last = n_step(batch, c.GAMMA)  # [B], [B], [B, ...]
     next_q = next_value(agent.online if c.DOUBLE_DQN else agent.target, agent.target, last.next_obs)
@@ -301,14 +293,9 @@ def sample(buffer: ReplayBuffer, rng: jax.Array, batch_size: int, n_steps: int) 
 
 
 def n_step(batch: env.Transition, gamma: float) -> tuple[jax.Array, jax.Array, env.Transition]:
-    """The discounted rewards of each window up to the first end of an episode (Sutton 1988).
+    """The discounted rewards of windows [B, n, ...] up to the first end of an episode (Sutton 1988).
 
-    Args:
-        batch: windows, each field [B, n, ...].
-        gamma: the discount.
-
-    Returns:
-        Their sum, float32 [B]; how many they are, int32 [B], from 1 to n; the last transition [B, ...].
+    Returns their sum, float32 [B]; how many they are, int32 [B], from 1 to n; the last transition [B, ...].
     """
     # A step counts if no earlier step of the window ended the episode; later ones belong to the next episode.
     ended = batch.terminated | batch.truncated  # [B, n]
@@ -333,39 +320,22 @@ def next_value(chooser: MLP, target: MLP, next_obs: jax.Array) -> jax.Array:
 def td_target(reward: jax.Array, terminated: jax.Array, next_q: jax.Array, gamma: jax.Array) -> jax.Array:
     """What Q(s, a) should have been: rewards, then the target network's estimate; [B] each, no gradient.
 
-    Args:
-        reward: float32 [B], of one step or the discounted sum of several.
-        terminated: bool [B]. Only terminated cuts the future off. A truncated episode would have gone on: it
-            bootstraps.
-        next_q: float32 [B], the estimate where the rewards end.
-        gamma: its discount, gamma^m after m rewards.
+    Only terminated cuts the future off. A truncated episode would have gone on: it bootstraps. `gamma` is
+    gamma^m after m rewards.
     """
     return jax.lax.stop_gradient(reward + gamma * (1 - terminated) * next_q)
 
 
 # %% Main -----------------------------------------------------------------------------------------------
 def main(arguments: list[str]) -> dict[str, Any]:
-    """One whole run: trains all seeds, evaluates them, writes everything into the run's folder.
-
-    Args:
-        arguments: `NAME=value` each.
-
-    Returns:
-        What result.json holds: eval_return (a list over the seeds of the mean of EVAL_EPISODES greedy
-        episodes), env_steps (of each seed), seconds (wall time after imports), of which compile_seconds.
-
-    Raises:
-        settings.UserError: see `settings.read` and `runs.open_run`.
-    """
+    """Trains all seeds, evaluates them, fills the run's folder. Returns what result.json holds."""
     started = time.perf_counter()
     c = configure(arguments)
     runs.start_jax()
     run_dir = runs.open_run("cart_pole_dqn", c)
-    num_updates = (c.NUM_STEPS - c.LEARNING_STARTS) // c.TRAIN_INTERVAL
-    print(
-        f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} environment steps, {num_updates:,} gradient steps of "
-        f"{c.BATCH_SIZE} windows of {c.N_STEPS}, in {run_dir}"
-    )
+    updates = f"{(c.NUM_STEPS - c.LEARNING_STARTS) // c.TRAIN_INTERVAL:,} gradient steps of {c.BATCH_SIZE}"
+    steps = f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} environment steps"
+    print(f"{steps}, {updates} windows of {c.N_STEPS}, in {run_dir}")
     agents, log, compile_seconds = train(c)
     runs.write_log(run_dir, log, c.SEED)
     print(f"trained; now {c.EVAL_EPISODES} greedy episodes each")
@@ -376,12 +346,8 @@ def main(arguments: list[str]) -> dict[str, Any]:
     pictures.draw_learning_curve(run_dir / "learning_curve.png", log)
     first_seed = jax.tree.map(lambda x: x[0], agents.online)
     pictures.record_gif(run_dir / "cart_pole.gif", make_network(c, jax.random.key(c.SEED)), first_seed)
-    result = {
-        "eval_return": eval_return.tolist(),
-        "env_steps": log.env_step[:, -1].tolist(),
-        "seconds": time.perf_counter() - started,
-        "compile_seconds": compile_seconds,
-    }
+    seconds = {"seconds": time.perf_counter() - started, "compile_seconds": compile_seconds}
+    result = {"eval_return": eval_return.tolist(), "env_steps": log.env_step[:, -1].tolist()} | seconds
     runs.write_json(run_dir / "result.json", result)
     print(f"{result['seconds']:.0f} s; everything of this run is in {run_dir}")
     return result

@@ -1,8 +1,8 @@
 """Behind exercises.py: numbers to try the functions on, the usual mistakes, the training."""
 
 import sys
+from collections import namedtuple
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,12 +27,9 @@ def look_at_td_target(function: Callable) -> dict[str, jax.Array]:
     jax.eval_shape(lambda t: function(**t), TRANSITIONS)  # traced as jax.jit does it in a training
     arrays = {name: jnp.asarray(array) for name, array in TRANSITIONS.items()}
     given = ", ".join(f"{name} {array.tolist()}" for name, array in TRANSITIONS.items())
-    return {
-        given: function(**arrays),
-        f"{given}: the gradient of the targets' sum with respect to next_q": jax.grad(
-            lambda next_q: jnp.sum(function(**arrays | {"next_q": next_q}))
-        )(arrays["next_q"]),
-    }
+    total = lambda next_q: jnp.sum(function(**arrays | {"next_q": next_q}))  # noqa: E731
+    gradient = jax.grad(total)(arrays["next_q"])
+    return {given: function(**arrays), f"{given}: the gradient of the targets' sum for next_q": gradient}
 
 
 def td_target(reward, terminated, next_q, gamma):
@@ -61,15 +58,7 @@ TD_TARGET = Exercise(
 
 
 # %% n_step ---------------------------------------------------------------------------------------------
-class Windows(NamedTuple):
-    """The fields of the script's Transition that count here."""
-
-    reward: jax.Array  # float32 [B, n]
-    terminated: jax.Array  # bool [B, n]
-    truncated: jax.Array  # bool [B, n]
-    next_obs: jax.Array  # float32 [B, n]; in the script [B, n, 4]
-
-
+Windows = namedtuple("Windows", "reward terminated truncated next_obs")  # of the script's Transition
 # As many windows as steps: [B] against [B, n] goes wrong without a complaint.
 WINDOWS = Windows(
     np.array([[1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 3, 4], [4, 3, 2, 1]], np.float32),
@@ -86,11 +75,8 @@ def look_at_n_step(function: Callable) -> dict[str, jax.Array]:
     if not isinstance(result, tuple) or len(result) != 3 or not isinstance(result[2], Windows):
         raise grader.Unusable("it must return three things: the sums, m, and the last transitions")
     rows = "\n".join(f"{name} {array.astype(int).tolist()}" for name, array in WINDOWS._asdict().items())
-    return {
-        f"{rows}\ngamma 0.5: the sums": result[0],
-        f"{rows}\ngamma 0.5: m": result[1],
-        f"{rows}\ngamma 0.5: next_obs of the last transitions": result[2].next_obs,
-    }
+    found = {"the sums": result[0], "m": result[1], "next_obs of the last transitions": result[2].next_obs}
+    return {f"{rows}\ngamma 0.5: {name}": array for name, array in found.items()}
 
 
 def n_step(batch, gamma):
@@ -109,38 +95,22 @@ N_STEP = Exercise(
         "rewards count beyond a truncation: only a termination stops the sum": "| batch.truncated =>",
         "rewards count beyond a termination: only a truncation stops the sum": "batch.terminated | =>",
         "the step that ends the episode does not count": "(axis=1) - ended => (axis=1)",
-        "only the steps that end an episode are left out, not what follows them":
-            "ended.cumsum(axis=1) - ended == 0 => ended == 0",
+        "only the steps that end an episode are left out": "ended.cumsum(axis=1) - ended => ended",
         "the rewards are not discounted": "gamma ** jnp.arange(n) * =>",
         "the first reward is discounted already": "jnp.arange(n) => (1 + jnp.arange(n))",
         "gamma * k stands where gamma^k belongs": "gamma ** => gamma *",
         "every later reward is discounted once, by gamma": "jnp.arange(n) => jnp.minimum(jnp.arange(n), 1)",
-        "the last transition is always the window's last, which may belong to the next episode":
-            "m - 1], batch => 0 * m - 1], batch",
-        "the last transition is number m of the window, one too far: they are counted from 0":
-            "m - 1], batch => jnp.minimum(m, n - 1)], batch",
-        "the sum runs over the batch, not over the window: wrong axis":
-            ".sum(axis=1), m, => .sum(axis=0), m,",
+        "the last transition is always the window's last": "m - 1], batch => 0 * m - 1], batch",
+        "the last transition is number m, one too far": "m - 1], batch => jnp.minimum(m, n - 1)], batch",
+        "the sum runs over the batch, not the window: wrong axis": ".sum(axis=1), m, => .sum(axis=0), m,",
     },
 )  # fmt: skip
 
 # %% sample ---------------------------------------------------------------------------------------------
 CAPACITY, BATCH_SIZE, N_STEPS, DRAWS = 8, 64, 3, 200
 EMPTY = -1
-
-
-class Rows(NamedTuple):
-    """Each transition is its number, so that one sees which were drawn."""
-
-    obs: jax.Array  # float32 [capacity, 2]
-    reward: jax.Array  # float32 [capacity]
-
-
-class Buffer(NamedTuple):
-    """As the script's."""
-
-    rows: Rows
-    count: jax.Array  # int32 []
+Rows = namedtuple("Rows", "obs reward")  # each transition is its number, so that one sees which were drawn
+Buffer = namedtuple("Buffer", "rows count")
 
 
 def buffer_after(count: int) -> Buffer:
@@ -161,21 +131,18 @@ def look_at_sample(function: Callable) -> dict[str, np.ndarray]:
         rows = jax.vmap(lambda rng, buffer=buffer: function(buffer, rng, BATCH_SIZE, N_STEPS))(rngs)
         shapes = [list(np.shape(x)[1:]) for x in jax.tree.leaves(rows)]
         if shapes != [[BATCH_SIZE, N_STEPS, 2], [BATCH_SIZE, N_STEPS]]:
-            raise grader.Unusable(
-                f"of rows [8, 2] and [8], batch_size 64, n_steps 3 it makes {shapes}; "
-                f"expected [[64, 3, 2], [64, 3]]"
-            )
+            given = "of rows [8, 2] and [8], batch_size 64, n_steps 3"
+            raise grader.Unusable(f"{given} it makes {shapes}; expected [[64, 3, 2], [64, 3]]")
         windows = np.asarray(rows.reward).astype(int)  # [DRAWS, B, n]
         first = windows[:, :, 0]
         what = {
             "are rows drawn that were never written?": np.any(windows == EMPTY),
             "are there windows whose transitions are not consecutive?": np.any(np.diff(windows, axis=2) != 1),
-            f"share of windows that begin with transition 0, 1, ... {count - 1}": np.array(
-                [np.mean(first == i) for i in range(count)]
-            ),
+            f"share of windows that begin with transition 0, 1, ... {count - 1}":
+                np.array([np.mean(first == i) for i in range(count)]),
             "share of batches that hold one window only": np.mean((first == first[:, :1]).all(axis=1)),
             "share of batches equal to the one before": np.mean((first[1:] == first[:-1]).all(axis=1)),
-        }
+        }  # fmt: skip
         given = f"capacity {CAPACITY}, {count} transitions added, n_steps {N_STEPS}:"
         found |= {f"{given} {asked}": answer for asked, answer in what.items()}
     return found
@@ -194,16 +161,11 @@ SAMPLE = Exercise(
     look_at_sample,
     sample,
     {
-        "windows begin anywhere in the ring: they run over its seam, and into rows never written":
-            f"{RANGE} => 0, capacity",
-        "windows lie anywhere in the array: over its seam, and in rows never written":
-            f"{RANGE} => 0, capacity - n + 1",
-        "windows begin anywhere in what was written: they run over its end":
-            f"{RANGE} => 0, jnp.minimum(count, capacity)",
-        "windows begin at 0 to count: in overwritten rows, and beyond the newest one into empty ones":
-            f"{RANGE} => 0, count",
-        "the oldest is taken to be number 0 even when it has been overwritten":
-            "jnp.maximum(count - capacity, 0) => 0",
+        "windows run over the ring's seam, and start in rows never written": f"{RANGE} => 0, capacity",
+        "windows lie anywhere: in rows never written": f"{RANGE} => 0, capacity - n + 1",
+        "windows run over the end of what was written": f"{RANGE} => 0, jnp.minimum(count, capacity)",
+        "windows begin at 0 to count: in overwritten rows, or run into empty ones": f"{RANGE} => 0, count",
+        "the oldest is number 0 even when it's overwritten": "jnp.maximum(count - capacity, 0) => 0",
         "the newest window is never drawn: randint already leaves its end out": "count - n + 1 => count - n",
         "one window too many: the last one runs past the newest row": "count - n + 1 => count - n + 2",
         "% capacity is missing: what lies beyond the array is its last row": "% capacity =>",

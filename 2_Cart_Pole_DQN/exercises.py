@@ -18,14 +18,9 @@ def td_target(reward: jax.Array, terminated: jax.Array, next_q: jax.Array, gamma
 
         y = r + gamma * (1 - terminated) * next_q
 
-    Args:
-        reward: float32 [B], of one step or the discounted sum of several.
-        terminated: bool [B], whether the episode is over. A truncated one would have gone on: False.
-        next_q: float32 [B], what the network holds the next state to be worth.
-        gamma: float32 [B], the discount of next_q.
-
-    Returns:
-        float32 [B]. No gradient flows through a target: jax.lax.stop_gradient.
+    All [B]: the rewards of one step or several; whether the episode is over (a truncated one would have gone
+    on: False); what the network holds the next state to be worth; its discount. No gradient flows through a
+    target: jax.lax.stop_gradient.
     """
     raise NotImplementedError
 
@@ -36,16 +31,11 @@ def n_step(batch: Any, gamma: float) -> tuple[jax.Array, jax.Array, Any]:
         sum = r_0 + gamma * r_1 + ... + gamma^(m-1) * r_{m-1}
 
     m is n, or less where the episode ends within the window, by terminated or by truncated: the step that
-    ends it is the last one that counts. What comes after it is the next episode's.
+    ends it is the last one that counts. What comes after it is the next episode's. `batch` is a NamedTuple of
+    arrays [B, n, ...]; you need batch.reward, batch.terminated and batch.truncated, [B, n].
 
-    Args:
-        batch: windows, a NamedTuple of arrays [B, n, ...]. You need batch.reward, float32 [B, n], and
-            batch.terminated and batch.truncated, bool [B, n].
-        gamma: the discount.
-
-    Returns:
-        The sums, float32 [B]; m, int32 [B]; the last transition that counts, the same NamedTuple of arrays
-        [B, ...]: `jax.tree.map(lambda x: x[jnp.arange(B), m - 1], batch)`.
+    Returns the sums, float32 [B]; m, int32 [B]; the last transition that counts, the same NamedTuple of
+    arrays [B, ...]: `jax.tree.map(lambda x: x[jnp.arange(B), m - 1], batch)`.
     """
     raise NotImplementedError
 
@@ -57,15 +47,9 @@ def sample(buffer: Any, rng: jax.Array, batch_size: int, n_steps: int) -> Any:
     there are the last `capacity` of them. A window begins with any of these after which n_steps - 1 more have
     been played; it never runs from the newest row on into the oldest, which is next to it in the ring.
 
-    Args:
-        buffer: buffer.rows, a tree of arrays, each [capacity, ...]; buffer.count, int32 [], how many
-            transitions were ever added, at least n_steps.
-        rng: a key for one draw.
-        batch_size, n_steps: B and n.
-
-    Returns:
-        The same tree, each array [B, n, ...]; `jax.tree.map(lambda x: x[positions], buffer.rows)` makes it
-        of positions, int32 [B, n].
+    buffer.rows is a tree of arrays, each [capacity, ...]; buffer.count, int32 [], says how many transitions
+    were ever added, at least n_steps. Returns the same tree, each array [batch_size, n_steps, ...]:
+    `jax.tree.map(lambda x: x[positions], buffer.rows)` makes it of positions, int32 [batch_size, n_steps].
     """
     raise NotImplementedError
 

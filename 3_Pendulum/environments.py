@@ -91,11 +91,8 @@ MAX_TORQUE = PENDULUM.functional.max_torque  # 2 newton metres, not enough to li
 def quick_evaluate(env: Environment, policy, actor, rng: jax.Array) -> jax.Array:
     """Mean return of QUICK_EVAL_EPISODES greedy episodes in the JAX environment, float32 [].
 
-    Args:
-        env: to play in.
-        policy: (actor, observations [E, ...]) -> distribution of actions [E].
-        actor: a network.
-        rng: draws the first states. The same at every look: what changes is the policy.
+    `policy`: (actor, observations [E, ...]) -> distribution of actions [E]. `rng` draws the first states, the
+    same ones at every look: what changes is the policy.
     """
 
     def play(carry, _):
@@ -112,14 +109,8 @@ def quick_evaluate(env: Environment, policy, actor, rng: jax.Array) -> jax.Array
 def evaluate(env: Environment, policy, actors, episodes: int) -> np.ndarray:
     """Greedy episodes in gymnasium.make(env.id), never in the JAX copy the agent learned in.
 
-    Args:
-        env, policy: as `quick_evaluate`'s.
-        actors: each leaf with a leading axis [S]. All play the same episodes, with the environment seeds
-            0, 1, ...
-        episodes: E, of each actor.
-
-    Returns:
-        Returns, float64 [S, E].
+    All actors [S, ...] play the same `episodes`, with the environment seeds 0, 1, ...: returns float64 [S,
+    E].
     """
     shape = len(jax.tree.leaves(actors)[0]), episodes
     envs = gymnasium.make_vec(env.id, np.prod(shape), vectorization_mode="sync")

@@ -15,19 +15,13 @@ from grader import Exercise
 LONG = 500  # steps of an episode of CartPole
 
 
-def unrolled(*shapes: tuple) -> Callable:
-    """The objection to a Python loop over the steps, for a function of arrays of these shapes."""
-
-    def objection(function: Callable) -> str:
-        operations = len(jax.make_jaxpr(function)(*(jnp.zeros(*shape) for shape in shapes)).eqns)
-        if operations < LONG:
-            return ""
-        return (
-            f"The numbers are right, but a Python loop over {LONG} steps is {operations} operations, which\n"
-            "jax.jit compiles for minutes. jax.lax.scan(..., reverse=True) is one."
-        )
-
-    return objection
+def unrolled(function: Callable, *types: np.dtype) -> str:
+    """The objection to a Python loop over the steps, in a function of arrays [2, LONG] of these types."""
+    operations = len(jax.make_jaxpr(function)(*(jnp.zeros((2, LONG), dtype) for dtype in types)).eqns)
+    return "" if operations < LONG else (
+        f"The numbers are right, but a Python loop over {LONG} steps is {operations} operations, which\n"
+        "jax.jit compiles for minutes. jax.lax.scan(..., reverse=True) is one."
+    )  # fmt: skip
 
 
 # %% discounted_returns ---------------------------------------------------------------------------------
@@ -59,23 +53,19 @@ DISCOUNTED_RETURNS = Exercise(
     discounted_returns,
     {
         "gamma is missing": "gamma * =>",
-        "the step's own reward is missing: the sum begins at t + 1":
-            "return G => return (G - reward) / gamma",
+        "the step's own reward is missing: it sums from t + 1": "return G => return (G - reward) / gamma",
         "the step's own reward is discounted, too": "return G => return gamma * G",
         "the last reward is lost: the loop begins at T - 2": "reward) => reward.at[:, -1].set(0))",
         "only the next reward is added, not the next return":
             "return G => return reward + gamma * jnp.pad(reward[:, 1:], ((0, 0), (0, 1)))",
-        "the sum runs forwards: what was earned so far":
-            "later, reward) => later, reward[:, ::-1]); return G => return G[:, ::-1]",
+        "the sum runs forwards": "later, reward) => later, reward[:, ::-1]); return G => return G[:, ::-1]",
         "the columns come out in reversed order": "return G => return G[:, ::-1]",
-        "every step gets the whole episode's return":
-            "return G => return jnp.broadcast_to(G[:, :1], G.shape)",
+        "every step gets the whole return": "return G => return jnp.broadcast_to(G[:, :1], G.shape)",
         "rewards are discounted from the start of the episode, not from step t":
             "gamma * later, reward => later, reward * gamma ** jnp.arange(reward.shape[1])",
-        "the sum runs over the environments, not over the steps: wrong axis":
-            "later, reward) => later, reward.T); return G => return G.T",
+        "it sums over the environments": "later, reward) => later, reward.T); return G => return G.T",
     },
-    also=lambda function: unrolled(((2, LONG),))(lambda reward: function(reward, 0.5)),
+    also=lambda function: unrolled(lambda reward: function(reward, 0.5), float),
 )  # fmt: skip
 
 # %% policy_loss ----------------------------------------------------------------------------------------
@@ -91,14 +81,9 @@ def look_at_policy_loss(function: Callable) -> dict[str, jax.Array]:
     if result.shape:
         raise grader.Unusable(f"it returns an array {list(result.shape)}; expected one number, []")
     value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(LOG_PROB, ADVANTAGE)
-    given = (
-        f"log_prob {LOG_PROB.tolist()}, advantage {ADVANTAGE.tolist()}, alive {ALIVE.astype(int).tolist()}: "
-    )
-    return {
-        f"{given}the loss": value,
-        f"{given}its gradient with respect to log_prob": gradients[0],
-        f"{given}its gradient with respect to the advantage, which is a constant": gradients[1],
-    }
+    names = "the loss", "its gradient for log_prob", "its gradient for the advantage, which is a constant"
+    given = f"log_prob {LOG_PROB.tolist()}, advantage {ADVANTAGE.tolist()}, alive {ALIVE.tolist()}: "
+    return {f"{given}{name}": result for name, result in zip(names, (value, *gradients))}
 
 
 def policy_loss(log_prob, advantage, alive):
@@ -114,13 +99,11 @@ POLICY_LOSS = Exercise(
         "alive is missing: padding counts": "alive * =>",
         "the mean is taken over the steps, too, padding included": ".sum(axis=1).mean() => .mean()",
         "the mean is taken over the steps that were played": ".sum(axis=1).mean() => .sum() / alive.sum()",
-        "each episode is averaged over its steps":
-            ".sum(axis=1).mean() => .sum(axis=1) @ (1 / alive.sum(axis=1)) / len(alive)",
+        "episodes are averaged": ".sum(axis=1).mean() => .sum(axis=1) @ (1 / alive.sum(axis=1)) / len(alive)",
         "the episodes are added up, not averaged": ".sum(axis=1).mean() => .sum()",
         "the sum runs over the episodes and the mean over the steps: wrong axis": "axis=1 => axis=0",
         "the gradient also flows through the advantage: stop_gradient is missing": "jax.lax.stop_gradient =>",
-        "no gradient flows through log_prob: stop_gradient holds the wrong factor":
-            "* log_prob => * jax.lax.stop_gradient(log_prob)",
+        "stop_gradient holds the wrong factor": "* log_prob => * jax.lax.stop_gradient(log_prob)",
         "the probability stands where its logarithm belongs": "* log_prob => * jnp.exp(log_prob)",
         "sum times sum: log_prob and advantage are added up over an episode before they are multiplied":
             "(weight * log_prob).sum(axis=1) => (weight.sum(axis=1) * (alive * log_prob).sum(axis=1))",
@@ -157,12 +140,9 @@ GAE = Exercise(
     gae,
     {
         "it bootstraps past the end: (1 - terminated) is missing in delta": "~terminated * =>",
-        "a truncated episode is taken for a terminated one: it does not bootstrap":
-            "~terminated * => ~(terminated | truncated) *",
-        "advantages flow over both kinds of end into the episode before":
-            "* ~(terminated | truncated) => * jnp.ones_like(value)",
-        "advantages flow over a truncation into the episode before":
-            "* ~(terminated | truncated) => * ~terminated",
+        "a truncated episode doesn't bootstrap, either": "~terminated * => ~(terminated | truncated) *",
+        "advantages flow over every kind of end": "* ~(terminated | truncated) => * jnp.ones_like(value)",
+        "advantages flow over truncations into the episode": "~(terminated | truncated) => ~terminated",
         "V(s_{t+1}) is the next row's value: after an end, that of another episode":  # the last one has none
             "* next_value => * jnp.concatenate([value[:, 1:], next_value[:, -1:]], axis=1)",
         "lambda is missing": "gae_lambda * =>",
@@ -175,11 +155,10 @@ GAE = Exercise(
         "the columns come out in reversed order": "return A => return A[:, ::-1]",
         "the recursion runs forwards in time":
             "delta, factor) => delta[:, ::-1], factor[:, ::-1]); return A => return A[:, ::-1]",
-        "the recursion runs over the environments: wrong axis":
-            "delta, factor) => delta.T, factor.T); return A => return A.T",
+        "it runs over the environments": "delta, factor) => delta.T, factor.T); return A => return A.T",
     },
-    also=lambda function: unrolled(*[((2, LONG), x.dtype) for x in ROLLOUT.values()])(
-        lambda *arrays: function(*arrays, 0.5, 0.8)
+    also=lambda function: unrolled(
+        lambda *arrays: function(*arrays, 0.5, 0.8), *(x.dtype for x in ROLLOUT.values())
     ),
 )  # fmt: skip
 
@@ -193,12 +172,8 @@ def look_at_clip(function: Callable) -> dict[str, jax.Array]:
     ratio, advantage = jnp.asarray(RATIO), jnp.asarray(SIGNED)
     given = f"ratio {RATIO.tolist()}, advantage {SIGNED.astype(int).tolist()}, epsilon 0.2"
     jax.eval_shape(lambda ratio: function(ratio, advantage, 0.2), ratio)
-    return {
-        given: function(ratio, advantage, 0.2),
-        f"{given}: gradient of its sum with respect to the ratio": jax.grad(
-            lambda ratio: jnp.sum(function(ratio, advantage, 0.2))
-        )(ratio),
-    }
+    gradient = jax.grad(lambda ratio: jnp.sum(function(ratio, advantage, 0.2)))(ratio)
+    return {given: function(ratio, advantage, 0.2), f"{given}: gradient of its sum for the ratio": gradient}
 
 
 def clipped_objective(ratio, advantage, epsilon):
@@ -214,8 +189,7 @@ CLIPPED_OBJECTIVE = Exercise(
         "the larger of the two is taken, not the smaller": "minimum => maximum",
         "the min is missing: only the clipped term is left": f"{MINIMUM} => clipped * advantage",
         "nothing is clipped": "jnp.clip(ratio, 1 - epsilon, 1 + epsilon) => ratio",
-        "the smaller ratio is taken before it is multiplied: for a bad action that is the other one":
-            f"{MINIMUM} => jnp.minimum(ratio, clipped) * advantage",
+        "the min is of ratios, not of products": f"{MINIMUM} => jnp.minimum(ratio, clipped) * advantage",
         "the product is clipped, not the ratio":
             "clipped * advantage) => jnp.clip(ratio * advantage, 1 - epsilon, 1 + epsilon))",
         "the lower bound 1 - epsilon is missing": "1 - epsilon => None",
@@ -226,12 +200,7 @@ CLIPPED_OBJECTIVE = Exercise(
     },
 )  # fmt: skip
 
-EXERCISES = {
-    "discounted_returns": DISCOUNTED_RETURNS,
-    "policy_loss": POLICY_LOSS,
-    "gae": GAE,
-    "clipped_objective": CLIPPED_OBJECTIVE,
-}
+EXERCISES = {e.right.__name__: e for e in (DISCOUNTED_RETURNS, POLICY_LOSS, GAE, CLIPPED_OBJECTIVE)}
 
 
 # %% Main -----------------------------------------------------------------------------------------------

@@ -17,55 +17,34 @@ def discounted_returns(reward: jax.Array, gamma: float) -> jax.Array:
 
         G_t = r_t + gamma * r_{t+1} + gamma^2 * r_{t+2} + ... = r_t + gamma * G_{t+1}
 
-    Args:
-        reward: float32 [N, T], 0 after the end of an episode.
-        gamma: the discount.
-
-    Returns:
-        float32 [N, T].
+    Rewards, 0 after the end of an episode, and returns are float32 [N, T].
     """
     raise NotImplementedError
 
 
 def policy_loss(log_prob: jax.Array, advantage: jax.Array, alive: jax.Array) -> jax.Array:
-    """What REINFORCE's gradient step lowers (Williams 1992).
+    """What REINFORCE's gradient step lowers (Williams 1992), float32 [].
 
         L = -1/N * sum_n sum_t alive_nt * advantage_nt * log pi(a_nt | s_nt)
 
-    Args:
-        log_prob: float32 [N, T], log pi of the actions. The gradient flows through this one only.
-        advantage: float32 [N, T], a constant, even if a network computed it: jax.lax.stop_gradient.
-        alive: float32 [N, T], 1 for steps that were played, 0 for padding after the end.
-
-    Returns:
-        float32 [].
+    All [N, T]. The gradient flows through log_prob only: the advantage is a constant (jax.lax.stop_gradient),
+    even if a network computed it. alive is 1 for steps that were played, 0 for padding after the end.
     """
     raise NotImplementedError
 
 
 def gae(
-    reward: jax.Array,
-    value: jax.Array,
-    next_value: jax.Array,
-    terminated: jax.Array,
-    truncated: jax.Array,
-    gamma: float,
-    gae_lambda: float,
-) -> jax.Array:
+    reward: jax.Array, value: jax.Array, next_value: jax.Array, terminated: jax.Array, truncated: jax.Array,
+    gamma: float, gae_lambda: float,
+) -> jax.Array:  # fmt: skip
     """Generalized advantage estimation (Schulman et al. 2016, eq. 16), from the last step back to the first.
 
         delta_t = r_t + gamma * (1 - terminated_t) * V(s_{t+1}) - V(s_t)
         A_t     = delta_t + gamma * lambda * (1 - ended_t) * A_{t+1},    A_T = 0
         ended_t = terminated_t or truncated_t
 
-    Args:
-        reward, value, next_value: float32 [N, T]: r_t, V(s_t), V(s_{t+1}). After an end the next row is of
-            another episode; next_value is of the observation in which this one ended.
-        terminated, truncated: bool [N, T]: over; cut off by the time limit, though the world would go on.
-        gamma, gae_lambda: as in the formula.
-
-    Returns:
-        float32 [N, T].
+    All [N, T]. After an end the next row is of another episode; next_value, V(s_{t+1}), is of the observation
+    in which this one ended. Truncated: cut off by the time limit, though the world would go on.
     """
     raise NotImplementedError
 
@@ -75,13 +54,7 @@ def clipped_objective(ratio: jax.Array, advantage: jax.Array, epsilon: float) ->
 
         min(ratio * A, clip(ratio, 1 - epsilon, 1 + epsilon) * A)
 
-    Args:
-        ratio: float32, of any shape: pi(a | s) / pi_old(a | s).
-        advantage: float32, of the same shape.
-        epsilon: how far the ratio may move and still gain.
-
-    Returns:
-        float32, of the same shape.
+    ratio, pi(a | s) / pi_old(a | s), and advantage are float32, of any shape.
     """
     raise NotImplementedError
 

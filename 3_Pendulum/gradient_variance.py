@@ -34,18 +34,10 @@ ESTIMATORS = [  # (return to go, baseline). No critic for whole returns: this on
 def frozen_networks(c: reinforce.Constants) -> tuple[list[tuple[reinforce.MLP, reinforce.MLP]], list[int]]:
     """Actor and critic of the first seed's training as they were at each row of the log; the steps so far."""
     rng = jax.random.key(c.SEED)
-    *_, learning_rng = jax.random.split(rng, 4)
-
-    @jax.jit
-    def learn(agent: reinforce.Agent, until: jax.Array) -> reinforce.Agent:
-        def update(agent):
-            return reinforce.update(c, agent, jax.random.fold_in(learning_rng, agent.num_updates))[0]
-
-        return jax.lax.while_loop(lambda agent: agent.env_step < until, update, agent)
-
+    learn = jax.jit(functools.partial(reinforce.learn_and_evaluate, c, rng))
     agent, frozen, steps = reinforce.make_agent(c, rng), [], []
-    for until in range(c.EVAL_INTERVAL, c.NUM_STEPS + 1, c.EVAL_INTERVAL):
-        agent = learn(agent, until)
+    for index in range(c.NUM_STEPS // c.EVAL_INTERVAL):
+        agent, _ = learn(agent, index)
         frozen.append((agent.actor, agent.critic))
         steps.append(int(agent.env_step))
     return frozen, steps
@@ -54,15 +46,9 @@ def frozen_networks(c: reinforce.Constants) -> tuple[list[tuple[reinforce.MLP, r
 def gradient_estimates(
     c: reinforce.Constants, actor: reinforce.MLP, critic: reinforce.MLP, rngs: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """What every estimator makes of the same episodes.
+    """What every estimator makes of the same episodes, with frozen networks and keys [M] of M batches.
 
-    Args:
-        c: the constants.
-        actor, critic: frozen.
-        rngs: keys [M], one for each batch of NUM_ENVS episodes.
-
-    Returns:
-        Estimates of grad J, float32 [M, len(ESTIMATORS), weights of the actor]; mean returns [M].
+    Returns estimates of grad J, float32 [M, len(ESTIMATORS), weights of the actor]; mean returns [M].
     """
 
     def one_batch(rng: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -85,10 +71,9 @@ def gradient_estimates(
 def spread_of(estimates: np.ndarray) -> dict[str, float]:
     """How far independent estimates [M, P] stray, and how long the vector is that they stray from.
 
-    Returns:
-        trace: of the covariance matrix, the mean squared distance of one estimate from the mean.
-        squared_norm: of the expected gradient. The mean of M estimates is longer by trace / M: subtracted.
-        *_error: standard errors. ratio: trace / squared_norm, nan where the noise hides the mean (2 errors).
+    trace: of the covariance matrix, the mean squared distance of one estimate from the mean.
+    squared_norm: of the expected gradient. The mean of M estimates is longer by trace / M: subtracted.
+    *_error: standard errors. ratio: trace / squared_norm, nan where the noise hides the mean (2 errors).
     """
     estimates = estimates.astype(np.float64)
     m, average = len(estimates), estimates.mean(axis=0)
@@ -97,20 +82,14 @@ def spread_of(estimates: np.ndarray) -> dict[str, float]:
     squared_norm = (average**2).sum() - trace / m
     squared_norm_error = 2 * (estimates @ average).std(ddof=1) / np.sqrt(m)
     return {
-        "trace": trace,
-        "trace_error": squares.std(ddof=1) / np.sqrt(m),
-        "squared_norm": squared_norm,
-        "squared_norm_error": squared_norm_error,
+        "trace": trace, "trace_error": squares.std(ddof=1) / np.sqrt(m),
+        "squared_norm": squared_norm, "squared_norm_error": squared_norm_error,
         "ratio": trace / squared_norm if squared_norm > 2 * squared_norm_error else np.nan,
-    }
+    }  # fmt: skip
 
 
 def measure_variance(c: reinforce.Constants) -> list[dict[str, Any]]:
-    """The variance of every estimator at policies from early to late in the first seed's training.
-
-    Returns:
-        Lines of gradient_variance.csv.
-    """
+    """The lines of gradient_variance.csv: policies from early to late in the first seed's training."""
     frozen, steps = frozen_networks(c)
     rows = np.unique(np.geomspace(1, len(steps), NUM_POLICIES).astype(int)) - 1
     estimate_all = jax.jit(functools.partial(gradient_estimates, c))
@@ -118,16 +97,10 @@ def measure_variance(c: reinforce.Constants) -> list[dict[str, Any]]:
     for row in tqdm(rows, unit="policy", leave=False, disable=None):
         rngs = jax.random.split(jax.random.fold_in(jax.random.key(c.SEED), row), VARIANCE_BATCHES)
         estimates, returns = estimate_all(*frozen[row], rngs)
-        lines += [
-            {
-                "env_step": steps[row],
-                "episode_return": np.asarray(returns).mean().item(),
-                "reward_to_go": reward_to_go,
-                "baseline": baseline,
-                **spread_of(np.asarray(estimates[:, i])),
-            }
-            for i, (reward_to_go, baseline) in enumerate(ESTIMATORS)
-        ]
+        policy = {"env_step": steps[row], "episode_return": np.asarray(returns).mean().item()}
+        for i, (reward_to_go, baseline) in enumerate(ESTIMATORS):
+            estimator = {"reward_to_go": reward_to_go, "baseline": baseline}
+            lines.append(policy | estimator | spread_of(np.asarray(estimates[:, i])))
     return lines
 
 

@@ -74,8 +74,7 @@ def draw_ppo_curve(path: Path, log: Any) -> plt.Figure:
 def record_gif(path: Path, policy: Callable, untrained: Any, trained: Any) -> np.ndarray:
     """One greedy episode of two policies side by side, on a Pendulum-v1 that starts hanging.
 
-    Returns:
-        Angle and speed of the trained one before each step, [200, 2], rad and rad/s.
+    Returns angle and speed of the trained one before each step, [200, 2], rad and rad/s.
     """
     greedy = jax.jit(lambda actor, obs: policy(actor, obs).mode())
     films = []
@@ -139,10 +138,8 @@ def draw_clipped_objective(path: Path, clipped_objective: Callable, epsilon: flo
             steps = (clipped[-1] - clipped[-2]) if end else (clipped[1] - clipped[0])
             words = "no gradient" if abs(float(steps)) < 1e-6 else "full gradient"
             axes.annotate(words, (ratio[end], clipped[end]), (0, -22), ha=side, textcoords="offset points")
-        better = "better" if advantage > 0 else "worse"
-        axes.set(
-            xlabel="ratio: new probability / old", title=f"A = {advantage:+.0f}: {better}".replace("-", "−")
-        )
+        title = "A = +1: better" if advantage > 0 else "A = −1: worse"
+        axes.set(xlabel="ratio: new probability / old", title=title)
         axes.margins(y=0.25)
         axes.legend(frameon=False, loc="upper left" if advantage > 0 else "upper right", fontsize="small")
     return finished(figure, path)

@@ -79,9 +79,7 @@ class Constants:
         settings.check(self, "NUM_STEPS", self.NUM_STEPS % self.EVAL_INTERVAL == 0, of_interval)
 
 
-def configure(arguments: list[str]) -> Constants:
-    """The constants above, changed by `NAME=value` arguments. Raises settings.UserError."""
-    return settings.read(Constants, arguments)
+configure = functools.partial(settings.read, Constants)  # of `NAME=value` arguments
 
 
 # %% Networks -------------------------------------------------------------------------------------------
@@ -174,8 +172,7 @@ SHOWN = ["episode_return", "eval_return", "explained_variance", "approx_kl", "cl
 def train(c: Constants) -> tuple[Agent, Log, float]:
     """Trains all seeds side by side, one row of the log at a time. Ctrl-C ends the training after a row.
 
-    Returns:
-        The agents, each leaf [NUM_SEEDS, ...]; the log, each field [NUM_SEEDS, rows]; seconds of compiling.
+    Returns the agents [NUM_SEEDS, ...], the log [NUM_SEEDS, rows] and the seconds of compiling.
     """
     rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
     agents = jax.jit(jax.vmap(functools.partial(make_agent, c)))(rngs)
@@ -297,12 +294,8 @@ def gae(
 ) -> jax.Array:  # fmt: skip
     """Generalized advantage estimation (Schulman et al. 2016, eq. 16), from the last step back to the first.
 
-    Args:
-        reward, value, next_value: float32 [N, T]: r_t, V(s_t), and V(s_{t+1}) of the true next observation.
-        terminated, truncated: bool [N, T], how the step ended the episode, if it did.
-
-    Returns:
-        The advantages, float32 [N, T]; plus `value` they are the critic's targets.
+    All [N, T]; next_value is V(s_{t+1}) of the true next observation. The advantages plus `value` are the
+    critic's targets.
     """
     # Only termination ends the future rewards. After a truncation the world would go on, so it bootstraps.
     delta = reward + gamma * (1 - terminated) * next_value - value  # [N, T]
@@ -369,27 +362,13 @@ def compare_policies(c: Constants, actor: MLP, batch: Batch) -> dict[str, jax.Ar
 
 # %% Main -----------------------------------------------------------------------------------------------
 def main(arguments: list[str]) -> dict[str, Any]:
-    """One whole run: trains all seeds, evaluates them, writes everything into the run's folder.
-
-    Args:
-        arguments: `NAME=value` each.
-
-    Returns:
-        What result.json holds: eval_return (a list over the seeds of the mean of EVAL_EPISODES greedy
-        episodes), env_steps (of each seed), seconds (wall time after
-        imports), of which compile_seconds.
-
-    Raises:
-        settings.UserError: see `settings.read` and `runs.open_run`.
-    """
+    """Trains all seeds, evaluates them, fills the run's folder. Returns what result.json holds."""
     started = time.perf_counter()
     c = configure(arguments)
     runs.start_jax()
     run_dir = runs.open_run("ppo", c)
-    print(
-        f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} steps of {ENV.id} in rollouts of "
-        f"{c.NUM_ENVS} x {c.ROLLOUT_STEPS}, in {run_dir}"
-    )
+    rollout = f"{c.NUM_ENVS} x {c.ROLLOUT_STEPS}"
+    print(f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} steps of {ENV.id} in rollouts of {rollout}, in {run_dir}")
     agents, log, compile_seconds = train(c)
     runs.write_log(run_dir, log, c.SEED)
     print(f"trained; now {c.EVAL_EPISODES} greedy episodes each")
@@ -398,12 +377,8 @@ def main(arguments: list[str]) -> dict[str, Any]:
         print(f"seed {c.SEED + i:3d}   return {eval_return[i]:8.2f}")
     print(runs.summary(eval_return, SOLVED))
     pictures.draw_ppo_curve(run_dir / "learning_curve.png", log)
-    result = {
-        "eval_return": eval_return.tolist(),
-        "env_steps": log.env_step[:, -1].tolist(),
-        "seconds": time.perf_counter() - started,
-        "compile_seconds": compile_seconds,
-    }
+    seconds = {"seconds": time.perf_counter() - started, "compile_seconds": compile_seconds}
+    result = {"eval_return": eval_return.tolist(), "env_steps": log.env_step[:, -1].tolist()} | seconds
     runs.write_json(run_dir / "result.json", result)
     print(f"{result['seconds']:.0f} s; everything of this run is in {run_dir}")
     return result

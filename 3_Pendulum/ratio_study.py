@@ -5,6 +5,7 @@ python 3_Pendulum/ratio_study.py SEED=1     # constants of ppo.py
 """
 
 import functools
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,17 +54,7 @@ def ratios_after(c: ppo.Constants, agent: ppo.Agent, batch: ppo.Batch, rng: jax.
 
 # %% Main -----------------------------------------------------------------------------------------------
 def main(arguments: list[str]) -> Path:
-    """The same update with the clip and without; writes ratio_passes.csv.
-
-    Args:
-        arguments: `NAME=value` each, constants of ppo.py.
-
-    Returns:
-        The run's folder.
-
-    Raises:
-        settings.UserError: see `settings.read` and `runs.open_run`.
-    """
+    """The same update with the clip and without; writes ratio_passes.csv, returns the run's folder."""
     c = ppo.configure(arguments)
     runs.start_jax()
     run_dir = runs.open_run("ratio_study", c)
@@ -72,18 +63,10 @@ def main(arguments: list[str]) -> Path:
     for epsilon in (c.CLIP_EPSILON, NO_CLIP):
         ratio = ratios_after(replace(c, CLIP_EPSILON=epsilon), agent, batch, rng)
         outside = (np.abs(ratio - 1) > c.CLIP_EPSILON).mean(axis=1)
-        lines += [
-            {
-                "clip_epsilon": epsilon,
-                "passes": passes,
-                "share_outside": outside[passes],
-                "step": step,
-                "normalized_advantage": round(advantage[step].item(), 4),
-                "ratio": round(ratio[passes, step].item(), 4),
-            }
-            for passes, step in np.ndindex(ratio.shape)
-            if step % EVERY == 0
-        ]
+        for passes, step in itertools.product(range(len(ratio)), range(0, ratio.shape[1], EVERY)):
+            line = {"clip_epsilon": epsilon, "passes": passes, "share_outside": outside[passes], "step": step}
+            line["normalized_advantage"] = round(advantage[step].item(), 4)
+            lines.append(line | {"ratio": round(ratio[passes, step].item(), 4)})
         shares = ", ".join(f"{share:.1%}" for share in outside)
         print(f"CLIP_EPSILON={epsilon:g}: outside the band after 0, 1, ... passes: {shares}")
     runs.write_csv(run_dir / "ratio_passes.csv", lines)

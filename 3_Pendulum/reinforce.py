@@ -73,9 +73,7 @@ class Constants:
         settings.check(self, "NUM_STEPS", self.NUM_STEPS % self.EVAL_INTERVAL == 0, of_interval)
 
 
-def configure(arguments: list[str]) -> Constants:
-    """The constants above, changed by `NAME=value` arguments. Raises settings.UserError."""
-    return settings.read(Constants, arguments)
+configure = functools.partial(settings.read, Constants)  # of `NAME=value` arguments
 
 
 # %% Networks -------------------------------------------------------------------------------------------
@@ -173,8 +171,7 @@ SHOWN = ["episode_return", "eval_return", "truncated", "explained_variance", "gr
 def train(c: Constants) -> tuple[Agent, Log, float]:
     """Trains all seeds side by side, one row of the log at a time. Ctrl-C ends the training after a row.
 
-    Returns:
-        The agents, each leaf [NUM_SEEDS, ...]; the log, each field [NUM_SEEDS, rows]; seconds of compiling.
+    Returns the agents [NUM_SEEDS, ...], the log [NUM_SEEDS, rows] and the seconds of compiling.
     """
     rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
     agents = jax.jit(jax.vmap(functools.partial(make_agent, c)))(rngs)
@@ -298,14 +295,8 @@ def discounted_returns(reward: jax.Array, gamma: float) -> jax.Array:
     """G_t = r_t + gamma G_{t+1} (Sutton & Barto 2018, eq. 3.9), from the last step back to the first.
 
     Terminated or truncated makes no difference here: Monte Carlo counts what was earned, and bootstraps
-    nothing. The time limit is then part of the task: 500 steps are the most there is.
-
-    Args:
-        reward: float32 [N, T], 0 after the end.
-        gamma: the discount.
-
-    Returns:
-        float32 [N, T], the returns to go.
+    nothing. The time limit is then part of the task: 500 steps are the most there is. Rewards [N, T] are 0
+    after the end.
     """
 
     def backwards(later, reward):  # [N]
@@ -376,27 +367,13 @@ def critic_loss(critic: MLP, obs: jax.Array, t: jax.Array, returns: jax.Array) -
 
 # %% Main -----------------------------------------------------------------------------------------------
 def main(arguments: list[str]) -> dict[str, Any]:
-    """One whole run: trains all seeds, evaluates them, writes everything into the run's folder.
-
-    Args:
-        arguments: `NAME=value` each.
-
-    Returns:
-        What result.json holds: eval_return (a list over the seeds of the mean of EVAL_EPISODES greedy
-        episodes), env_steps (of each seed: the last rollout may run over), seconds (wall time after
-        imports), of which compile_seconds.
-
-    Raises:
-        settings.UserError: see `settings.read` and `runs.open_run`.
-    """
+    """Trains all seeds, evaluates them, fills the run's folder. Returns what result.json holds."""
     started = time.perf_counter()
     c = configure(arguments)
     runs.start_jax()
     run_dir = runs.open_run("reinforce", c)
-    print(
-        f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} steps of {ENV.id} in rollouts of {c.NUM_ENVS} episodes, "
-        f"{c.BASELINE}, in {run_dir}"
-    )
+    rollout = f"{c.NUM_ENVS} episodes, {c.BASELINE}"
+    print(f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} steps of {ENV.id} in rollouts of {rollout}, in {run_dir}")
     agents, log, compile_seconds = train(c)
     runs.write_log(run_dir, log, c.SEED)
     print(f"trained; now {c.EVAL_EPISODES} greedy episodes each")
@@ -405,12 +382,8 @@ def main(arguments: list[str]) -> dict[str, Any]:
         print(f"seed {c.SEED + i:3d}   return {eval_return[i]:8.2f}")
     print(runs.summary(eval_return, SOLVED))
     pictures.draw_reinforce_curve(run_dir / "learning_curve.png", log, c.BASELINE)
-    result = {
-        "eval_return": eval_return.tolist(),
-        "env_steps": log.env_step[:, -1].tolist(),
-        "seconds": time.perf_counter() - started,
-        "compile_seconds": compile_seconds,
-    }
+    seconds = {"seconds": time.perf_counter() - started, "compile_seconds": compile_seconds}
+    result = {"eval_return": eval_return.tolist(), "env_steps": log.env_step[:, -1].tolist()} | seconds
     runs.write_json(run_dir / "result.json", result)
     print(f"{result['seconds']:.0f} s; everything of this run is in {run_dir}")
     return result

@@ -31,11 +31,7 @@ class UserError(Exception):
 
 
 def read[C](kind: type[C], arguments: Sequence[str]) -> C:
-    """An instance of the dataclass `kind`, changed by `NAME=value` each; `--help` prints it and exits.
-
-    Raises:
-        UserError: an unknown name, or a value of the wrong type or range.
-    """
+    """The dataclass `kind`, changed by `NAME=value` each. UserError if one is unknown or out of range."""
     if {"--help", "-h"} & set(arguments):
         tyro.cli(kind, args=["--help"], config=(tyro.conf.FlagConversionOff,), use_underscores=True)
     values = dict(argument.removeprefix("--").partition("=")[::2] for argument in arguments)
@@ -53,7 +49,7 @@ def read[C](kind: type[C], arguments: Sequence[str]) -> C:
 
 
 def check(c: Any, name: str, kept: bool, remedy: str) -> None:
-    """Raises UserError with the constant, its value and the remedy unless the rule is kept."""
+    """UserError with the constant, its value and the remedy unless the rule is kept."""
     if not kept:
         raise UserError(f"{name}={getattr(c, name)}: must be {remedy}")
 

@@ -28,15 +28,10 @@ class Data(NamedTuple):
 
 
 def read_mnist(path: str, data_dir: str) -> tuple[Data, str]:
-    """MNIST, and where it came from.
+    """MNIST, and where it came from; tensorflow-datasets keeps it in `data_dir`.
 
-    Args:
-        path: of an .npz file, or "subset": the packaged one. Empty: tensorflow-datasets, or, without a
-            network, the packaged subset.
-        data_dir: where tensorflow-datasets keeps mnist.
-
-    Raises:
-        UserError: `path` is no such file.
+    `path` is an .npz file (UserError if it's no such file), or "subset": the packaged one. Empty:
+    tensorflow-datasets, or, without a network, the packaged subset.
     """
     if not path and (arrays := read_tfds_mnist(os.path.expanduser(data_dir))) is not None:
         source = "tensorflow-datasets mnist"
@@ -48,13 +43,9 @@ def read_mnist(path: str, data_dir: str) -> tuple[Data, str]:
     images, test_images = images.reshape(-1, NUM_PIXELS), test_images.reshape(-1, NUM_PIXELS)
     labels, test_labels = labels.astype(np.int32), test_labels.astype(np.int32)
     held_out = validation_rows(labels)
-    data = Data(
-        images[~held_out], labels[~held_out], images[held_out], labels[held_out], test_images, test_labels
-    )
-    counts = (
-        f"{len(data.images)} images to train on, {held_out.sum()} to validate, {len(test_images)} to test"
-    )
-    return data, f"{source}: {counts}"
+    train = images[~held_out], labels[~held_out], images[held_out], labels[held_out]
+    counts = f"{len(train[0])} images to train on, {held_out.sum()} to validate, {len(test_images)} to test"
+    return Data(*train, test_images, test_labels), f"{source}: {counts}"
 
 
 def validation_rows(labels: np.ndarray) -> np.ndarray:
@@ -81,16 +72,10 @@ def read_npz(path: Path) -> list[np.ndarray]:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "not such a file"
         raise UserError(f"MNIST_PATH={path}: {reason}; give an .npz file with {', '.join(names)}") from None
     for images, labels in (arrays[:2], arrays[2:]):
-        if (
-            images.dtype != np.uint8
-            or labels.ndim != 1
-            or images.size != len(labels) * NUM_PIXELS
-            or not len(labels)
-            or not ((labels >= 0) & (labels < NUM_DIGITS)).all()
-        ):
-            raise UserError(
-                f"MNIST_PATH={path}: must hold uint8 images of 28 x 28 pixels and as many labels from 0 to 9"
-            )
+        fit = images.dtype == np.uint8 and labels.ndim == 1 and 0 < images.size == len(labels) * NUM_PIXELS
+        if not (fit and np.isin(labels, range(NUM_DIGITS)).all()):
+            wanted = "must hold uint8 images of 28 x 28 pixels and as many labels from 0 to 9"
+            raise UserError(f"MNIST_PATH={path}: {wanted}")
     return arrays
 
 
@@ -109,14 +94,12 @@ def read_tfds_mnist(data_dir: str) -> list[np.ndarray] | None:
             name = "mnist"
 
             def _split_generators(self, dl_manager):
-                return {
-                    split: self._generate_examples(
-                        *dl_manager.download(
-                            [f"{self.URL}{prefix}-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1")]
-                        )
-                    )
-                    for split, prefix in (("train", "train"), ("test", "t10k"))
-                }
+                splits = {}
+                for split, prefix in (("train", "train"), ("test", "t10k")):
+                    names = [f"{prefix}-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1")]
+                    paths = dl_manager.download([f"{self.URL}{name}" for name in names])
+                    splits[split] = self._generate_examples(*paths)
+                return splits
 
             def _generate_examples(self, images_path, labels_path):
                 content = [gzip.decompress(Path(path).read_bytes()) for path in (images_path, labels_path)]

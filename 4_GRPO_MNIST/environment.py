@@ -6,10 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from data import NUM_DIGITS, NUM_PIXELS, Data
+from data import Data
 from settings import UserError
-
-__all__ = ["NUM_DIGITS", "NUM_PIXELS", "Data", "evaluate", "final_rows", "pixels", "shuffled", "step"]
 
 
 def pixels(images: jax.Array) -> jax.Array:
@@ -26,10 +24,8 @@ def updates_per_row(c: Any, num_images: int) -> int:
     """Batches between two rows of the log. Raises UserError where the images do not fill one."""
     updates = num_images // c.BATCH_SIZE // c.LOGS_PER_EPOCH
     if not updates:
-        raise UserError(
-            f"BATCH_SIZE={c.BATCH_SIZE}: {c.LOGS_PER_EPOCH} batches (LOGS_PER_EPOCH) are more than the "
-            f"{num_images} training images; lower one of them"
-        )
+        batches = f"BATCH_SIZE={c.BATCH_SIZE}: {c.LOGS_PER_EPOCH} batches (LOGS_PER_EPOCH)"
+        raise UserError(f"{batches} are more than the {num_images} training images; lower one of them")
     return updates
 
 
@@ -58,10 +54,8 @@ def final_rows(c: Any, policy: Callable, method: str, agents: Any, log: Any, dat
     """
     accuracies = {name: getattr(log, name)[:, -1] for name in log._fields if name.startswith("validation")}
     if data:
-        evaluate_all = jax.jit(
-            jax.vmap(lambda actor: evaluate(policy, actor, data.test_images, data.test_labels))
-        )
-        greedy, sampled = evaluate_all(agents.actor)  # [NUM_SEEDS]
+        one = lambda actor: evaluate(policy, actor, data.test_images, data.test_labels)  # noqa: E731
+        greedy, sampled = jax.jit(jax.vmap(one))(agents.actor)  # [NUM_SEEDS]
         accuracies |= {"test_accuracy": greedy, "test_sampled_accuracy": sampled}
     return [
         {"method": method, "seed": c.SEED + i} | {name: x[i].item() for name, x in accuracies.items()}

@@ -34,15 +34,12 @@ GROUP_ADVANTAGE = Exercise(
     group_advantage,
     {
         "the standard deviation is the population's (ddof=0), not the sample's": ", ddof=1 =>",
-        "mean and standard deviation are those of the guesses for different images: wrong axis":
-            "axis=1 => axis=0",
+        "mean and standard deviation are over the images: wrong axis": "axis=1 => axis=0",
         "mean and standard deviation are those of the whole batch, not of each group": "axis=1 => axis=None",
         "1e-6 is missing: a group of equal rewards is 0 / 0": "+ 1e-6 =>",
         "keepdims is missing: [B] is spread over the guesses, not over the groups": ", keepdims=True =>",
-        "the mean lacks keepdims: [B] is spread over the guesses, not over the groups":
-            "mean(axis=1, keepdims=True) => mean(axis=1)",
-        "the std lacks keepdims: [B] is spread over the guesses, not over the groups":
-            "std(axis=1, keepdims=True => std(axis=1",
+        "the mean lacks keepdims: [B] spreads over the guesses": "mean(axis=1, keepdims=True => mean(axis=1",
+        "the std lacks keepdims: [B] spreads over the guesses": "std(axis=1, keepdims=True => std(axis=1",
         "it is not divided by the standard deviation": "/ (std + 1e-6) =>",
         "it is divided by the variance": "rewards.std => rewards.var",
         "the mean is not subtracted": "- mean) => )",
@@ -62,12 +59,9 @@ def look_at_k3(function: Callable) -> dict[str, jax.Array]:
     jax.eval_shape(function, LOG_PROB, REF_LOG_PROB)
     log_prob, ref_log_prob = jnp.asarray(LOG_PROB), jnp.asarray(REF_LOG_PROB)
     given = f"log_prob {LOG_PROB.tolist()}\nref_log_prob {REF_LOG_PROB.tolist()}\n"
-    return {
-        f"{given}the estimates": function(log_prob, ref_log_prob),
-        f"{given}the gradient of their sum with respect to log_prob": jax.grad(
-            lambda log_prob: jnp.sum(function(log_prob, ref_log_prob))
-        )(log_prob),
-    }
+    gradient = jax.grad(lambda log_prob: jnp.sum(function(log_prob, ref_log_prob)))(log_prob)
+    estimates = function(log_prob, ref_log_prob)
+    return {f"{given}the estimates": estimates, f"{given}the gradient of their sum for log_prob": gradient}
 
 
 def k3(log_prob, ref_log_prob):
@@ -87,8 +81,7 @@ K3 = Exercise(
         "the logarithm is missing: only pi_ref / pi - 1 is left": "(d) - d => (d)",
         "the logarithm is added, not subtracted": "(d) - d => (d) + d",
         "the exp is missing: the difference of the logarithms stands for the ratio": "jnp.expm1(d) => d - 1",
-        "a difference of probabilities stands for their ratio":
-            "ref_log_prob - log_prob => jnp.exp(ref_log_prob) - jnp.exp(log_prob)",
+        "it subtracts probabilities": "ref_log_prob - log_prob => jnp.exp(ref_log_prob) - jnp.exp(log_prob)",
         "no gradient flows: stop_gradient holds log_prob": "- log_prob => - jax.lax.stop_gradient(log_prob)",
         "the mean is taken already": "return jnp.expm1(d) - d => return jnp.mean(jnp.expm1(d) - d)",
     },

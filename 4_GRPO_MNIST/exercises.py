@@ -16,11 +16,8 @@ def group_advantage(rewards: jax.Array) -> jax.Array:
 
         A_i = (R_i - mean(R_1 ... R_G)) / (std(R_1 ... R_G) + 1e-6)
 
-    Args:
-        rewards: float32 [B, G], a row is a group: the G guesses for one image.
-
-    Returns:
-        float32 [B, G]. The standard deviation is the sample's: it divides by G - 1.
+    float32 [B, G]: a row is a group, the G guesses for one image. The standard deviation is the sample's: it
+    divides by G - 1.
     """
     raise NotImplementedError
 
@@ -30,12 +27,8 @@ def k3(log_prob: jax.Array, ref_log_prob: jax.Array) -> jax.Array:
 
         k3 = pi_ref / pi - log(pi_ref / pi) - 1
 
-    Args:
-        log_prob: float32, of any shape: log pi of what was drawn from pi. The gradient flows through it.
-        ref_log_prob: float32, of the same shape, by the frozen reference.
-
-    Returns:
-        float32, of the same shape.
+    log_prob is log pi of what was drawn from pi, of any shape; the gradient flows through it. ref_log_prob is
+    the frozen reference's.
     """
     raise NotImplementedError
 

@@ -1,13 +1,12 @@
-"""Judges functions that a reader writes: not begun, right, or wrong, and how. The same file in every folder.
+"""Grades the reader's functions: not begun, right, or wrong, and how. The same file in folders 1 to 4.
 
-A mistake is recognised by its numbers: each usual mistake is made in the right function and tried on the
-same input, and the one that gives exactly what the reader's function gives is named; if none does, a pair.
+It recognizes a mistake by its numbers: it makes each usual mistake in the right function, tries it on the
+same input, and names the one that gives exactly the reader's result, or else the first pair.
 """
 
 import contextlib
 import inspect
 import itertools
-import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -16,18 +15,18 @@ import numpy as np
 
 
 class Exercise(NamedTuple):
-    """What is known of a function left to the reader."""
+    """A function for the reader to write, and how to check it."""
 
     look: Callable[[Callable], dict[str, Any]]  # calls a function on fixed numbers: {input: result}
     right: Callable  # the function as it should be
-    mistakes: Mapping[str, Any]  # by the words that name it: "old => new" in `right`'s source, or a function
+    mistakes: Mapping[str, str]  # by the words that name it: "old => new" in the source of `right`
     tolerance: float = 1e-5  # largest difference, absolute or relative, that counts as rounding
     returns: bool = True  # False for a function that changes its arguments in place
     also: Callable[[Callable], str] = lambda function: ""  # what is wrong although the numbers are right
 
 
 class Verdict(NamedTuple):
-    """What is said of a function: "not begun", "right" or "wrong", and how; whose numbers it gives."""
+    """The grade of a function: "not begun", "right" or "wrong", and how; whose numbers it gives."""
 
     status: str
     lines: tuple[str, ...] = ()
@@ -39,7 +38,7 @@ class Unusable(Exception):
 
 
 def run(exercises: Mapping[str, Exercise], functions: Iterable[Callable]) -> bool:
-    """Judges every function by its name and prints the verdicts; True if all are right."""
+    """Grades every function by its name and prints the verdicts; True if all are right."""
     verdicts = {f.__name__: judge(f, exercises[f.__name__]) for f in functions}
     for name, verdict in verdicts.items():
         lines = ["    " + line.replace("\n", "\n" + " " * 14) for line in verdict.lines]
@@ -60,8 +59,6 @@ def judge(function: Callable, exercise: Exercise) -> Verdict:
         found = {given: numbers(result) for given, result in exercise.look(returning).items()}
     except NotImplementedError:
         return Verdict("not begun")
-    except Unusable as error:
-        return Verdict("wrong", (str(error),))
     except Exception as error:  # whatever it is, the reader's own line caused it: one line, no traceback
         return Verdict("wrong", (in_one_line(error, function),))
     expected = exercise.look(exercise.right)
@@ -70,17 +67,16 @@ def judge(function: Callable, exercise: Exercise) -> Verdict:
         objection = exercise.also(function)
         return Verdict("wrong", (objection,)) if objection else Verdict("right")
 
-    def gives_the_same(*mistakes: Any) -> bool:
-        try:
-            return not differences(found, exercise.look(variant(exercise, *mistakes)), exercise.tolerance)
-        except Exception:  # two mistakes that don't go together
-            return False
+    def gives_the_same(*names: str) -> bool:
+        with contextlib.suppress(Exception):  # two mistakes that don't go together
+            wrong = variant(exercise, *(exercise.mistakes[name] for name in names))
+            return not differences(found, exercise.look(wrong), exercise.tolerance)
+        return False
 
-    mistakes = [name for name, mistake in exercise.mistakes.items() if gives_the_same(mistake)]
+    mistakes = [name for name in exercise.mistakes if gives_the_same(name)]
     if not mistakes:
-        edits = [(name, m) for name, m in exercise.mistakes.items() if isinstance(m, str)]
-        pairs = itertools.combinations(edits, 2)
-        mistakes = [f"{a}; and {b}" for (a, x), (b, y) in pairs if gives_the_same(x, y)][:1]
+        pairs = itertools.combinations(exercise.mistakes, 2)
+        mistakes = [f"{a}; and {b}" for a, b in pairs if gives_the_same(a, b)][:1]
     given = next(iter(how))
     none = f"None of the {len(exercise.mistakes)} usual mistakes gives exactly this, nor do two at once."
     lines = [f"given     {given}", f"expected  {text(expected[given])}", f"found     {text(found[given])}"]
@@ -88,23 +84,21 @@ def judge(function: Callable, exercise: Exercise) -> Verdict:
     return Verdict("wrong", tuple(lines), tuple(mistakes))
 
 
-def variant(exercise: Exercise, *mistakes: Any) -> Callable:
+def variant(exercise: Exercise, *mistakes: str) -> Callable:
     """The right function with these mistakes in it. ValueError where an edit finds nothing to change."""
-    if callable(mistakes[0]):
-        return mistakes[0]
-    source = textwrap.dedent(inspect.getsource(exercise.right))
+    source = inspect.getsource(exercise.right)
     for edit in "; ".join(mistakes).split("; "):
-        old, new = edit.split("=>")
-        if old.strip() not in source:
-            raise ValueError(f"{old.strip()!r} is not in the source of {exercise.right.__name__}")
-        source = source.replace(old.strip(), new.strip())
+        old, new = map(str.strip, edit.split("=>"))
+        if old not in source:
+            raise ValueError(f"{old!r} is not in the source of {exercise.right.__name__}")
+        source = source.replace(old, new)
     names = dict(exercise.right.__globals__)
     exec(source, names)
     return names[exercise.right.__name__]
 
 
 def numbers(result: Any) -> np.ndarray:
-    """A result as an array. Raises Unusable if it is none."""
+    """A result as an array. Raises Unusable if it can't be one."""
     with contextlib.suppress(ValueError):
         if np.asarray(result).dtype.kind in "biuf":
             return np.asarray(result)
@@ -112,7 +106,7 @@ def numbers(result: Any) -> np.ndarray:
 
 
 def differences(found: Mapping[str, Any], expected: Mapping[str, Any], tolerance: float) -> dict[str, str]:
-    """How the results differ, by input. nan equals nan; where bools are expected, 0 and 1 are as good."""
+    """How the results differ, by input. nan equals nan; 0 and 1 pass for bools."""
     how = {}
     for given in expected:
         a, b = np.asarray(found[given]), np.asarray(expected[given])
@@ -126,12 +120,14 @@ def differences(found: Mapping[str, Any], expected: Mapping[str, Any], tolerance
 
 
 def text(array: Any) -> str:
-    """Numbers for a message; of a large array the corners."""
+    """Numbers for a message; only the corners of a large array."""
     return np.array2string(np.asarray(array), 90, 5, suppress_small=True, threshold=64, edgeitems=2)
 
 
 def in_one_line(error: Exception, function: Callable) -> str:
     """An exception with the line of the reader's file that caused it."""
+    if isinstance(error, Unusable):
+        return str(error)
     file = inspect.unwrap(function).__code__.co_filename
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     name, message = type(error).__name__, str(error).strip().split("\n")[0]

@@ -27,6 +27,7 @@ the KL, and three baselines (PPO with a critic, REINFORCE, cross-entropy) are in
 
 import functools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -77,9 +78,7 @@ class Constants:
         settings.check(self, "NUM_ITERATIONS", self.NUM_ITERATIONS <= 64, "from 1 to 64")
 
 
-def configure(arguments: list[str]) -> Constants:
-    """The constants above, changed by `NAME=value` arguments. Raises settings.UserError."""
-    return settings.read(Constants, arguments)
+configure = functools.partial(settings.read, Constants)  # of `NAME=value` arguments
 
 
 # %% Networks -------------------------------------------------------------------------------------------
@@ -149,17 +148,18 @@ class Log(NamedTuple):
 SHOWN = ["validation_accuracy", "validation_sampled_accuracy", "reward", "zero_variance"]
 
 
-def train(c: Constants, data: mnist.Data) -> tuple[Agent, Log, float]:
+def train(c: Constants, data: mnist.Data, make_agent: Callable, update: Callable) -> tuple[Any, Log, float]:
     """Trains all seeds side by side, one row of the log at a time. Ctrl-C ends the training after a row.
 
-    Returns:
-        The agents, each leaf [NUM_SEEDS, ...]; the log, each field [NUM_SEEDS, rows]; seconds of compiling.
+    `make_agent` and `update` are those below, or of variants.py. Returns the agents [NUM_SEEDS, ...], the log
+    [NUM_SEEDS, rows] and the seconds of compiling.
     """
     rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
     agents = jax.jit(jax.vmap(lambda rng: make_agent(c, rng, len(data.images))))(rngs)
     train_row, compile_seconds = runs.compile_row(
-        functools.partial(learn_and_evaluate, c), rngs, agents, mnist.Data(*map(jnp.asarray, data))
-    )
+        functools.partial(learn_and_evaluate, c, make_agent, update),
+        rngs, agents, mnist.Data(*map(jnp.asarray, data)),
+    )  # fmt: skip
     log = []
     for index in runs.until_ctrl_c(range(c.NUM_EPOCHS * c.LOGS_PER_EPOCH)):
         agents, row = train_row(agents, index)
@@ -171,8 +171,9 @@ def train(c: Constants, data: mnist.Data) -> tuple[Agent, Log, float]:
 
 
 def learn_and_evaluate(
-    c: Constants, rng: jax.Array, agent: Agent, index: jax.Array, data: mnist.Data
-) -> tuple[Agent, Log]:
+    c: Constants, make_agent: Callable, update: Callable,
+    rng: jax.Array, agent: Any, index: jax.Array, data: mnist.Data,
+) -> tuple[Any, Log]:  # fmt: skip
     """A part of an epoch of one seed, then a look at the validation images: row `index` of the log."""
     _, learning_rng = jax.random.split(rng)
     reference = make_agent(c, rng, len(data.images)).actor  # untrained, and frozen
@@ -180,7 +181,7 @@ def learn_and_evaluate(
     epoch_rng = jax.random.split(learning_rng, c.NUM_EPOCHS)[epoch]
     batches, rngs = (x[part] for x in env.shuffled(c, epoch_rng, len(data.images)))  # [updates, B], [updates]
 
-    def one_update(agent: Agent, x: tuple[jax.Array, jax.Array]):
+    def one_update(agent: Any, x: tuple[jax.Array, jax.Array]):
         batch, rng = x
         return update(c, agent, reference, env.pixels(data.images[batch]), data.labels[batch], rng)
 
@@ -194,7 +195,7 @@ def make_agent(c: Constants, rng: jax.Array, num_images: int) -> Agent:
     """An untrained network and its optimizer."""
     agent_rng, _ = jax.random.split(rng)
     actor_rng, _ = jax.random.split(agent_rng)  # the other half is for the critic of variants.py
-    actor = MLP(env.NUM_PIXELS, c.HIDDEN_SIZE, env.NUM_DIGITS, nnx.Rngs(actor_rng))
+    actor = MLP(mnist.NUM_PIXELS, c.HIDDEN_SIZE, mnist.NUM_DIGITS, nnx.Rngs(actor_rng))
     num_updates = c.NUM_EPOCHS * c.LOGS_PER_EPOCH * env.updates_per_row(c, num_images) * c.NUM_ITERATIONS
     return Agent(actor=actor, actor_optimizer=nnx.Optimizer(actor, adam(c, num_updates), wrt=nnx.Param))
 
@@ -250,13 +251,8 @@ def learn(c: Constants, agent: Agent, batch: Batch) -> tuple[Agent, dict[str, ja
 def group_advantage(rewards: jax.Array) -> jax.Array:
     """How many standard deviations above its group a guess is (DeepSeekMath, arXiv 2402.03300, 4.1.2).
 
-    The standard deviation is the sample's (divides by G - 1), as in Tunix and TRL; the paper does not say.
-
-    Args:
-        rewards: float32 [B, G]; a row is a group: the G guesses for one image.
-
-    Returns:
-        float32 [B, G].
+    A row of the rewards [B, G] is a group: the G guesses for one image. The standard deviation is the
+    sample's (divides by G - 1), as in Tunix and TRL; the paper does not say.
     """
     # A_i = (R_i - mean(R)) / std(R); 1e-6 against 0 / 0
     mean, std = rewards.mean(axis=1, keepdims=True), rewards.std(axis=1, ddof=1, keepdims=True)  # [B, 1]
@@ -309,18 +305,7 @@ def percent(rows: list[dict[str, Any]], name: str) -> str:
 
 # %% Main -----------------------------------------------------------------------------------------------
 def main(arguments: list[str]) -> dict[str, Any]:
-    """One whole run: trains all seeds, evaluates them, writes everything into the run's folder.
-
-    Args:
-        arguments: `NAME=value` each.
-
-    Returns:
-        What result.json holds: test_accuracy (greedy, a list over the seeds), data (which was used), seconds
-        (wall time after imports, data included), of which compile_seconds.
-
-    Raises:
-        settings.UserError: see `settings.read`, `read_mnist`, `updates_per_row`, `runs.open_run`.
-    """
+    """Trains all seeds, evaluates them, fills the run's folder. Returns what result.json holds."""
     started = time.perf_counter()
     c = configure(arguments)
     runs.start_jax(xla_flags="")  # several cores pay off here
@@ -331,7 +316,7 @@ def main(arguments: list[str]) -> dict[str, Any]:
         f"data: {source}\neach update: {c.BATCH_SIZE} images, {c.BATCH_SIZE * c.NUM_GENERATIONS} guesses, "
         f"{c.NUM_ITERATIONS} optimizer step(s); {c.NUM_SEEDS} seeds side by side, in {run_dir}"
     )
-    agents, log, compile_seconds = train(c, data)
+    agents, log, compile_seconds = train(c, data, make_agent, update)
     runs.write_log(run_dir, log, c.SEED, method="grpo")
     final = env.final_rows(c, policy, "grpo", agents, log, data)
     runs.write_csv(run_dir / "accuracy.csv", final)
@@ -339,12 +324,8 @@ def main(arguments: list[str]) -> dict[str, Any]:
     greedy, sampled = (percent(final, name) for name in ("test_accuracy", "test_sampled_accuracy"))
     epochs = log.images.shape[1] / c.LOGS_PER_EPOCH
     print(f"\ntest accuracy after {epochs:g} epochs: greedy {greedy}, sampled {sampled}")
-    result = {
-        "test_accuracy": [row["test_accuracy"] for row in final],
-        "data": source,
-        "seconds": time.perf_counter() - started,
-        "compile_seconds": compile_seconds,
-    }
+    seconds = {"seconds": time.perf_counter() - started, "compile_seconds": compile_seconds}
+    result = {"test_accuracy": [row["test_accuracy"] for row in final], "data": source} | seconds
     runs.write_json(run_dir / "result.json", result)
     print(f"{result['seconds']:.0f} s; everything of this run is in {run_dir}")
     return result

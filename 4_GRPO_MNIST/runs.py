@@ -10,14 +10,14 @@ import re
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.event_file_writer import EventsWriter  # SummaryWriter never ends on a full disk
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.summary import scalar
 from tqdm import tqdm
@@ -56,11 +56,7 @@ def remove_damaged(show: Callable, message: Warning, *where: Any) -> None:
 
 
 def open_run(name: str, c: Any) -> Path:
-    """Makes the folder of a run, RUN_DIR or a new one in runs/NAME, and writes constants.json into it.
-
-    Raises:
-        UserError: the folder can't be written, or it holds the result of another run.
-    """
+    """Makes a run's folder with constants.json, RUN_DIR or a new one in runs/NAME; UserError if it can't."""
     wanted = Path(c.RUN_DIR or RUNS / name / time.strftime("%Y-%m-%d_%H-%M-%S"))
     for count in itertools.count(1):
         folder = wanted if count == 1 else wanted.with_name(f"{wanted.name}_{count}")
@@ -80,9 +76,8 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(values, indent=1) + "\n")
 
 
-def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Writes a table, with every digit of its numbers."""
-    rows = list(rows)
     with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
@@ -111,27 +106,18 @@ def write_log(folder: Path, log: Any, first_seed: int, **columns: str) -> None:
 def compile_row(
     learn_and_evaluate: Callable, rngs: jax.Array, agents: Any, *data: Any, shared="count|step|env_step"
 ) -> tuple[Callable, float]:
-    """Compiles the training of one row of the log, for all seeds side by side.
+    """Compiles (agents, index) -> (agents, row of the log), leaves [NUM_SEEDS, ...]; also the seconds.
 
-    Two details change nothing but how XLA rounds. They keep every digit of the published results, which came
-    from one program with a loop over the rows: a step count that all seeds share stays one number, and the
-    row is a loop of one round whose length XLA doesn't know.
-
-    Args:
-        learn_and_evaluate: (rng, agent, index of the row, *data) -> (agent, row of the log), for one seed.
-        rngs, agents: each leaf [NUM_SEEDS, ...]; all seeds share `data`.
-        shared: a regular expression for the counts in `agents` that are the same for all seeds.
-
-    Returns:
-        (agents, index) -> (agents, row), leaves [NUM_SEEDS, ...]; and the seconds of compiling it.
+    `learn_and_evaluate` does it for one seed: (rng, agent, index, *data) -> (agent, row). Two details keep
+    every digit of the published results, which came from one program with a loop over the rows: a count that
+    all seeds share (`shared`, a regular expression) stays one number, and the row is a loop of one round
+    whose length XLA doesn't know.
     """
     paths, tree = jax.tree.flatten_with_path(agents)
     is_shared = [re.search(rf"\.({shared})(\.value)?$", jax.tree_util.keystr(path)) for path, _ in paths]
 
     def one_seed(rng, leaves, index, rounds, data):
-        def one_round(_, carry):
-            return learn_and_evaluate(rng, carry[0], index, *data)
-
+        one_round = lambda _, carry: learn_and_evaluate(rng, carry[0], index, *data)  # noqa: E731
         agent = tree.unflatten(leaves)
         row = jax.tree.map(jnp.zeros_like, jax.eval_shape(one_round, 0, (agent,))[1])
         return jax.lax.fori_loop(0, rounds, one_round, (agent, row))
@@ -179,6 +165,6 @@ def summary(eval_return: np.ndarray, solved: float | None = None) -> str:
     """Mean and sample standard deviation over the seeds [NUM_SEEDS], the lowest, and how many are solved."""
     spread = f" +- {eval_return.std(ddof=1):.1f}" if len(eval_return) > 1 else ""
     text = f"{eval_return.mean():.1f}{spread}, lowest {eval_return.min():.1f}"
-    if solved is None:
-        return text
-    return f"{text}, {(eval_return >= solved).sum()} of {len(eval_return)} seeds solved ({solved:g} or more)"
+    if solved is not None:
+        text += f", {(eval_return >= solved).sum()} of {len(eval_return)} seeds solved ({solved:g} or more)"
+    return text

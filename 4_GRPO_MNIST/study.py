@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 
 import environment as env
@@ -62,10 +61,8 @@ GROUP_SIZES = (2, 4, 8, 16, 64)
 def gradient_study(arguments: list[str], data: Data) -> list[dict[str, Any]]:
     """How well one update's gradient points along the exact one, at a fixed number of guesses.
 
-    The policy is the first seed's after one epoch of GRPO; exact: `variants.exact_loss` on 10,000 images.
-
-    Returns:
-        A row for each advantage and G: mean and standard deviation of the cosine over the draws.
+    The policy is the first seed's after one epoch of GRPO; exact: `variants.exact_loss` on 10,000 images. A
+    row for each advantage and G has mean and standard deviation of the cosine over the draws.
     """
     given = variants.configure([*arguments, "MICRO_BATCH_SIZE=0"])
     one_epoch = replace(given, NUM_EPOCHS=1, NUM_SEEDS=1)
@@ -100,56 +97,35 @@ def gradient_study(arguments: list[str], data: Data) -> list[dict[str, Any]]:
 
 
 # %% Memory ---------------------------------------------------------------------------------------------
-def tree_bytes(tree: Any) -> int:
-    """Bytes of all arrays of a pytree, live or only described (jax.eval_shape)."""
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+def memory_ledger(name: str, weights: int, critic: int, reference: int) -> dict[str, Any]:
+    """What has to be kept in memory, in bytes, without activations.
 
-
-def memory_ledger(name: str, actor: Any, moments: Any, critic: Any, critic_moments: Any, reference: Any):
-    """What has to be kept in memory, in bytes, without activations. A gradient is as large as its weights.
-
-    Returns:
-        One row: the parts, and the sums for PPO and GRPO with and without the frozen reference.
+    A gradient is as large as its weights, and Adam's two moments are twice as large.
     """
-    trained = tree_bytes(actor), tree_bytes(actor), tree_bytes(moments)
-    critic_bytes = 2 * tree_bytes(critic) + tree_bytes(critic_moments)
-    parts = dict(zip(("weights", "gradients", "adam_moments"), trained))
-    parts |= {"critic": critic_bytes, "reference": tree_bytes(reference)}
-    grpo, ppo = sum(trained), sum(trained) + critic_bytes
-    sums = {"grpo": grpo, "ppo": ppo, "grpo_reference": grpo + parts["reference"]}
-    sums["ppo_reference"] = ppo + parts["reference"]
-    return {"network": name, **parts, **sums}
+    parts = {"weights": weights, "gradients": weights, "adam_moments": 2 * weights}
+    grpo, ppo = 4 * weights, 4 * weights + 4 * critic
+    sums = {"grpo": grpo, "ppo": ppo, "grpo_reference": grpo + reference, "ppo_reference": ppo + reference}
+    return {"network": name, **parts, "critic": 4 * critic, "reference": reference, **sums}
 
 
 def memory_ledgers() -> list[dict[str, Any]]:
     """The ledger of this network, from live arrays, and of Llama 3.1 8B, from its number of parameters."""
-    c = variants.Constants()
+    c, llama = variants.Constants(), 8_030_261_248
     agent = variants.make_agent(c, jax.random.key(0), num_images=c.BATCH_SIZE * c.LOGS_PER_EPOCH)
-    actor, critic = (nnx.state(model, nnx.Param) for model in (agent.actor, agent.critic))
-    moments = [optimizer.opt_state[0] for optimizer in (agent.actor_optimizer, agent.critic_optimizer)]
-    moments = [(adam.mu, adam.nu) for adam in moments]
-    ledgers = [memory_ledger("this network, float32", actor, moments[0], critic, moments[1], actor)]
-    for dtype, reference_dtype in (("bfloat16", "bfloat16"), ("float32", "bfloat16")):
-        weights, reference = (
-            jax.ShapeDtypeStruct((8_030_261_248,), jnp.dtype(name)) for name in (dtype, reference_dtype)
-        )
-        adam = jax.eval_shape(optax.adam(1e-3).init, weights)[0]
-        moments = (adam.mu, adam.nu)
-        name = f"8 billion, {dtype}, reference in {reference_dtype}"
-        ledgers.append(memory_ledger(name, weights, moments, weights, moments, reference))
+    actor, critic = (
+        sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
+        for model in (agent.actor, agent.critic)
+    )
+    ledgers = [memory_ledger("this network, float32", actor, critic, actor)]
+    for dtype, size in (("bfloat16", 2), ("float32", 4)):
+        name = f"8 billion, {dtype}, reference in bfloat16"
+        ledgers.append(memory_ledger(name, size * llama, size * llama, 2 * llama))
     return ledgers
 
 
 # %% Main -----------------------------------------------------------------------------------------------
 def main(arguments: list[str]) -> None:
-    """Writes the three tables into the run's folder.
-
-    Args:
-        arguments: `NAME=value` each, constants of variants.py.
-
-    Raises:
-        settings.UserError: see `grpo_mnist.main`.
-    """
+    """Writes the three tables into the run's folder; `arguments` are constants of variants.py."""
     c = variants.configure(arguments)
     runs.start_jax(xla_flags="")  # several cores pay off here
     data, source = read_mnist(c.MNIST_PATH, c.DATA_DIR)

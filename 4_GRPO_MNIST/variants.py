@@ -19,7 +19,6 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 
@@ -27,7 +26,7 @@ import environment as env
 import grpo_mnist as script
 import runs
 import settings
-from data import Data, read_mnist
+from data import NUM_DIGITS, NUM_PIXELS, Data, read_mnist
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +48,7 @@ class Constants(script.Constants):
         settings.check(self, "MICRO_BATCH_SIZE", divides, f"0, or a divisor of BATCH_SIZE={self.BATCH_SIZE}")
 
 
-def configure(arguments: list[str]) -> Constants:
-    """The constants above, changed by `NAME=value` arguments. Raises settings.UserError."""
-    return settings.read(Constants, arguments)
+configure = functools.partial(settings.read, Constants)  # of `NAME=value` arguments
 
 
 # %% Training -------------------------------------------------------------------------------------------
@@ -78,44 +75,15 @@ class Batch(NamedTuple):
 
 
 def train(c: Constants, data: Data) -> tuple[Agent, script.Log, float]:
-    """As `grpo_mnist.train`: agents [NUM_SEEDS, ...], log [NUM_SEEDS, rows], seconds of compiling."""
-    rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
-    agents = jax.jit(jax.vmap(lambda rng: make_agent(c, rng, len(data.images))))(rngs)
-    train_row, compile_seconds = runs.compile_row(
-        functools.partial(learn_and_evaluate, c), rngs, agents, Data(*map(jnp.asarray, data))
-    )
-    log = []
-    for index in runs.until_ctrl_c(range(c.NUM_EPOCHS * c.LOGS_PER_EPOCH)):
-        agents, row = train_row(agents, index)
-        log.append(jax.device_get(row))
-    return agents, script.Log(*(np.stack(column, axis=1) for column in zip(*log))), compile_seconds
-
-
-def learn_and_evaluate(
-    c: Constants, rng: jax.Array, agent: Agent, index: jax.Array, data: Data
-) -> tuple[Agent, script.Log]:
-    """As `grpo_mnist.learn_and_evaluate`: a part of an epoch of one seed, and row `index` of the log."""
-    _, learning_rng = jax.random.split(rng)
-    reference = make_agent(c, rng, len(data.images)).actor  # untrained, and frozen
-    epoch, part = jnp.divmod(index, c.LOGS_PER_EPOCH)
-    epoch_rng = jax.random.split(learning_rng, c.NUM_EPOCHS)[epoch]
-    batches, rngs = (x[part] for x in env.shuffled(c, epoch_rng, len(data.images)))  # [updates, B], [updates]
-
-    def one_update(agent: Agent, x: tuple[jax.Array, jax.Array]):
-        batch, rng = x
-        return update(c, agent, reference, env.pixels(data.images[batch]), data.labels[batch], rng)
-
-    agent, metrics = jax.lax.scan(one_update, agent, (batches, rngs))
-    accuracies = env.evaluate(script.policy, agent.actor, data.validation_images, data.validation_labels)
-    means = {name: metric.mean() for name, metric in metrics.items()}
-    return agent, script.Log((index + 1) * batches.size, *accuracies, **means)
+    """`grpo_mnist.train` with the pieces below."""
+    return script.train(c, data, make_agent, update)
 
 
 def make_agent(c: Constants, rng: jax.Array, num_images: int) -> Agent:
     """Untrained networks and their optimizers; the actor is grpo_mnist.py's."""
     actor_rng, critic_rng = jax.random.split(jax.random.split(rng)[0])
-    actor = script.MLP(env.NUM_PIXELS, c.HIDDEN_SIZE, env.NUM_DIGITS, nnx.Rngs(actor_rng))
-    critic = script.MLP(env.NUM_PIXELS, c.HIDDEN_SIZE, 1, nnx.Rngs(critic_rng))
+    actor = script.MLP(NUM_PIXELS, c.HIDDEN_SIZE, NUM_DIGITS, nnx.Rngs(actor_rng))
+    critic = script.MLP(NUM_PIXELS, c.HIDDEN_SIZE, 1, nnx.Rngs(critic_rng))
     num_updates = c.NUM_EPOCHS * c.LOGS_PER_EPOCH * env.updates_per_row(c, num_images) * num_iterations(c)
     actor_optimizer, critic_optimizer = (
         nnx.Optimizer(network, script.adam(c, num_updates), wrt=nnx.Param) for network in (actor, critic)
@@ -144,10 +112,10 @@ def update(
 def judge(c: Constants, rollout: script.Rollout, label: jax.Array, critic: script.MLP) -> Batch:
     """How much better each guess was than expected: of its group, by PPO's critic, by nobody."""
     weight = jnp.full(len(rollout.reward), 1 / len(rollout.reward))  # [B]
-    if c.METHOD == "ppo":
-        advantage = critic_baseline(rollout.reward, value(critic, rollout.obs))
+    if c.METHOD == "ppo":  # not normalized
+        advantage = rollout.reward - value(critic, rollout.obs)[:, None]  # [B, 1], else along the wrong axis
     elif c.METHOD == "reinforce":
-        advantage = no_baseline(rollout.reward)
+        advantage = rollout.reward
     else:
         advantage = ADVANTAGES[c.ADVANTAGE](rollout.reward)
         if c.SKIP_ZERO_VARIANCE and c.METHOD == "grpo":
@@ -217,21 +185,8 @@ def leave_one_out(reward: jax.Array) -> jax.Array:
     return reward - others
 
 
-def critic_baseline(reward: jax.Array, value: jax.Array) -> jax.Array:
-    """PPO: how far above what the critic expects of the image, value [B]; not normalized."""
-    return reward - value[:, None]  # [B, 1]: a value [B] would be subtracted along the wrong axis
-
-
-def no_baseline(reward: jax.Array) -> jax.Array:
-    """REINFORCE (Williams 1992): the reward itself."""
-    return reward
-
-
-ADVANTAGES = {
-    "group_std": script.group_advantage,
-    "group": group,
-    "batch_mean": batch_mean,
-    "leave_one_out": leave_one_out,
+ADVANTAGES = {"group_std": script.group_advantage} | {
+    f.__name__: f for f in (group, batch_mean, leave_one_out)
 }
 
 
@@ -278,9 +233,7 @@ def penalized(c: Constants, objective: jax.Array, clip_fraction, log_prob: jax.A
 
 def critic_loss(critic: script.MLP, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
     """(V(image) - R)^2 / 2: PPO's critic learns the share of right guesses, image by image."""
-    values = value(critic, batch.obs)[
-        :, None
-    ]  # [B, 1]: against reward [B, G] this broadcasts along the group
+    values = value(critic, batch.obs)[:, None]  # [B, 1] against rewards [B, G]
     return (batch.weight * ((values - batch.reward) ** 2 / 2).mean(axis=1)).sum(), {}
 
 
@@ -294,33 +247,20 @@ def cross_entropy_loss(c: Constants, actor: script.MLP, batch: Batch) -> tuple[j
 def exact_loss(c: Constants, actor: script.MLP, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Minus the expected reward itself, summed over all ten guesses: what policy gradients only sample."""
     probs = script.policy(actor, batch.obs).probs_parameter()  # [B, 10]
-    reward = jax.nn.one_hot(batch.label, env.NUM_DIGITS)
+    reward = jax.nn.one_hot(batch.label, NUM_DIGITS)
     # J = sum_a pi(a | image) R(a)
     return -(batch.weight * (probs * reward).sum(axis=1)).sum(), {}
 
 
-LOSSES = {
-    "grpo": actor_loss,
-    "cross_entropy": cross_entropy_loss,  # it guesses, too, but only for the log
-    "ppo": actor_loss,
-    "reinforce": reinforce_loss,
+LOSSES = {  # cross-entropy and exact guess, too, but only for the log
+    "grpo": actor_loss, "ppo": actor_loss, "reinforce": reinforce_loss, "cross_entropy": cross_entropy_loss,
     "exact": exact_loss,
-}
+}  # fmt: skip
 
 
 # %% Main -----------------------------------------------------------------------------------------------
 def main(arguments: list[str]) -> dict[str, Any]:
-    """One whole run of METHOD: log.csv, accuracy.csv, result.json.
-
-    Args:
-        arguments: `NAME=value` each.
-
-    Returns:
-        What result.json holds, as grpo_mnist.py's.
-
-    Raises:
-        settings.UserError: see `grpo_mnist.main`.
-    """
+    """One whole run of METHOD: log.csv, accuracy.csv, result.json, whose content it returns."""
     started = time.perf_counter()
     c = configure(arguments)
     runs.start_jax(xla_flags="")  # several cores pay off here
@@ -333,12 +273,8 @@ def main(arguments: list[str]) -> dict[str, Any]:
     runs.write_csv(run_dir / "accuracy.csv", final)
     greedy, sampled = (script.percent(final, name) for name in ("test_accuracy", "test_sampled_accuracy"))
     print(f"{c.METHOD}, {source}: test accuracy greedy {greedy}, sampled {sampled}; in {run_dir}")
-    result = {
-        "test_accuracy": [row["test_accuracy"] for row in final],
-        "data": source,
-        "seconds": time.perf_counter() - started,
-        "compile_seconds": compile_seconds,
-    }
+    seconds = {"seconds": time.perf_counter() - started, "compile_seconds": compile_seconds}
+    result = {"test_accuracy": [row["test_accuracy"] for row in final], "data": source} | seconds
     runs.write_json(run_dir / "result.json", result)
     return result
 

@@ -37,14 +37,6 @@ def python(script: str, *arguments: str) -> None:
     subprocess.run([sys.executable, str(FOLDER / script), *arguments], cwd=ROOT, check=True)
 
 
-def export(run: Path, constants: dict[str, Any], when: str, folder: Path) -> None:
-    """Makes the Hugging Face folder of the run's MODEL ("before"), or of its last checkpoint ("after")."""
-    if when == "before":
-        shutil.copytree(settings.find_path(constants["MODEL"]), ROOT / folder)
-    else:
-        python("tool.py", "convert_checkpoint", f"SOURCE={run}", f"TARGET={folder}")
-
-
 def ask_lm_eval(folder: Path, command: Sequence[str]) -> list[dict[str, Any]]:
     """Its answers, one entry a question: the text, and whether it counts it as right by each filter."""
     found = "lm_eval/*/samples_*.jsonl"
@@ -80,8 +72,10 @@ def compare(run: Path) -> Iterator[dict[str, Any]]:
     task = Path(constants["DATASET"]).name
     for when in ("before", "after"):
         folder = OUT / f"{task}_{when}"
-        if not (ROOT / folder).exists():
-            export(run, constants, when, folder)
+        if not (ROOT / folder).exists() and when == "before":
+            shutil.copytree(settings.find_path(constants["MODEL"]), ROOT / folder)
+        elif not (ROOT / folder).exists():
+            python("tool.py", "convert_checkpoint", f"SOURCE={run}", f"TARGET={folder}")
         command = ["make", "lm-eval", f"MODEL={folder}", f"TASK={task}"]
         theirs, float32 = ask_lm_eval(folder, command), ask_in_float32(constants, folder, task)
         said = json.loads((run / f"{when}.json").read_text())
@@ -95,34 +89,21 @@ def compare(run: Path) -> Iterator[dict[str, Any]]:
         texts_32 = sum(a["text"] != b["text"] for a, b in zip(float32, theirs, strict=True))
         for metric, key in METRICS.items():
             differing = [i for i, answer in enumerate(theirs) if answer[metric] != ours[metric][i]]
+            differing_32 = sum(a[metric] != b[metric] for a, b in zip(float32, theirs, strict=True))
             yield {
-                "model": MODELS[task],
-                "when": when,
-                "questions": len(theirs),
-                "metric": metric,
+                "model": MODELS[task], "when": when, "questions": len(theirs), "metric": metric,
                 "ours": result[when][key],
                 "lm_eval": sum(answer[metric] for answer in theirs) / len(theirs),
-                "differing questions": " ".join(map(str, differing)),
-                "differing texts": texts,
+                "differing questions": " ".join(map(str, differing)), "differing texts": texts,
                 "ours in float32": sum(answer[metric] for answer in float32) / len(theirs),
-                "differing questions in float32": sum(
-                    a[metric] != b[metric] for a, b in zip(float32, theirs, strict=True)
-                ),
-                "differing texts in float32": texts_32,
-                "seed": constants["SEED"],
-                "commit": commit(),
-                "command": " ".join(command),
-                "machine": processor(),
-                "date": time.strftime("%Y-%m-%d"),
-            }
+                "differing questions in float32": differing_32, "differing texts in float32": texts_32,
+                "seed": constants["SEED"], "commit": commit(), "command": " ".join(command),
+                "machine": processor(), "date": time.strftime("%Y-%m-%d"),
+            }  # fmt: skip
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Compares all runs and writes the table.
-
-    Raises:
-        UserError: one of RUNS is no finished run.
-    """
+    """Compares all runs and writes the table; UserError if one of RUNS is no finished run."""
     options = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
     runs = [Path(name) for name in options.get("RUNS", "").split(",")]
     for run in runs:

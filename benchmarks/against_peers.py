@@ -36,13 +36,14 @@ table of MEASUREMENTS.md. Where seeds are trained together, `seconds` are those 
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import pandas as pd
 import scipy.stats
 from machine import processor, write_csv
 
@@ -159,31 +160,20 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     return exceeds 500. Steps and seconds to the threshold are the median of the seeds that reach it.
     """
     lines = []
-    for who in dict.fromkeys(row["who"] for row in rows):
-        own = [row for row in rows if row["who"] == who]
-        values = [float(row["eval_return"]) for row in own]
-        mean, spread = statistics.mean(values), statistics.stdev(values)
-        half = scipy.stats.t.ppf(0.975, len(values) - 1) * spread / len(values) ** 0.5
-        seconds = {
-            name: statistics.mean(float(row[name]) for row in own) if own[0][name] != "" else None
-            for name in ("seconds", "processor_seconds", "compile_seconds")
-        }
-        to = [row for row in own if row["env_steps_to_threshold"] != ""]
-        reached = [
-            statistics.median(float(row[name]) for row in to) if to else None
-            for name in ("env_steps_to_threshold", "seconds_to_threshold")
-        ]
+    for who, own in pd.DataFrame(rows).groupby("who", sort=False):
+        own = own[COLUMNS[4:12]].apply(pd.to_numeric)
+        mean, spread = own.eval_return.mean(), own.eval_return.std()
+        half = scipy.stats.t.ppf(0.975, len(own) - 1) * spread / len(own) ** 0.5
+        times = [own[name].mean() for name in ("seconds", "processor_seconds", "compile_seconds")]
+        times.append(own.seconds_to_threshold.median())
+        *seconds, to_it = ("-" if np.isnan(value) else f"{value:.1f} s" for value in times)
+        reached = own.env_steps_to_threshold.dropna()
         cells = [
-            who,
-            f"{int(own[0]['env_steps']):,}",
-            f"{len(own)} {'together' if int(own[0]['seeds_together']) > 1 else 'in turn'}",
-            *("-" if value is None else f"{value:.1f} s" for value in seconds.values()),
-            f"{mean:.1f} ± {spread:.1f}",
-            f"{mean - half:.1f} … {mean + half:.1f}",
-            f"{len(to)} / {len(own)}",
-            "-" if reached[0] is None else f"{reached[0]:,.0f}",
-            "-" if reached[1] is None else f"{reached[1]:.1f} s",
-        ]
+            who, f"{own.env_steps.iloc[0]:,}",
+            f"{len(own)} {'together' if own.seeds_together.iloc[0] > 1 else 'in turn'}",
+            *seconds, f"{mean:.1f} ± {spread:.1f}", f"{mean - half:.1f} … {mean + half:.1f}",
+            f"{len(reached)} / {len(own)}", f"{reached.median():,.0f}" if len(reached) else "-", to_it,
+        ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |".replace(" -", " −").replace("| − |", "| - |"))
     return lines
 

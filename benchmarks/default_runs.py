@@ -34,17 +34,11 @@ SCRIPTS = [
 def measure(script: str, run_dir: Path, cache: Path) -> tuple[float, float]:
     """Seconds of a whole run, and those of them that result.json counts as compiling (nan: not counted)."""
     words = [sys.executable, *script.split(), f"RUN_DIR={run_dir}"]
+    env = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(cache)}
     started = time.perf_counter()
-    subprocess.run(
-        words,
-        cwd=HERE.parent,
-        env=os.environ | {"JAX_COMPILATION_CACHE_DIR": str(cache)},
-        stdout=subprocess.DEVNULL,
-        check=True,
-    )
+    subprocess.run(words, cwd=HERE.parent, env=env, stdout=subprocess.DEVNULL, check=True)
     seconds = time.perf_counter() - started
-    result = json.loads((run_dir / "result.json").read_text())
-    return seconds, result.get("compile_seconds", float("nan"))
+    return seconds, json.loads((run_dir / "result.json").read_text()).get("compile_seconds", float("nan"))
 
 
 def main() -> None:

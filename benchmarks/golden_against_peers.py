@@ -13,6 +13,7 @@ without a trainer). RLOO is not one surrogate: TRL takes PPO's with an answer's 
 and whose gradient is REINFORCE's where pi_old = pi. There it is compared, and its value is left out.
 """
 
+import functools
 import os
 import subprocess
 import sys
@@ -52,7 +53,7 @@ def value_and_gradient(loss: Callable) -> tuple[float, np.ndarray]:
 
 
 # %% TRL ------------------------------------------------------------------------------------------------
-def trl_self(log_prob: torch.Tensor, **settings) -> SimpleNamespace:
+def trl_self(log_prob: torch.Tensor) -> SimpleNamespace:
     """What `_compute_loss` reads of its trainer: no model, one process, no accumulation, no extras."""
     return SimpleNamespace(
         _get_per_token_logps_and_entropies=lambda *_, **__: (log_prob, torch.zeros_like(log_prob), None),
@@ -65,7 +66,7 @@ def trl_self(log_prob: torch.Tensor, **settings) -> SimpleNamespace:
         current_gradient_accumulation_steps=1, max_completion_length=GOLDEN["max_tokens"].item(),
         top_entropy_quantile=1.0, off_policy_mask_threshold=None, use_vllm=False, aux_loss_enabled=False,
         _entropy_bonus_enabled=False, use_adaptive_entropy=False, beta=0.0, epsilon_low=EPSILON,
-        epsilon_high=EPSILON, importance_sampling_level="token", **settings,
+        epsilon_high=EPSILON, importance_sampling_level="token",
     )  # fmt: skip
 
 
@@ -81,8 +82,7 @@ def trl_loss(trainer: type, method: str, old: torch.Tensor = OLD, **settings) ->
             "num_items_in_batch": MASK.sum(), "old_logps": (log_prob * MASK).sum(1).detach(),
         }  # fmt: skip
         this = trl_self(log_prob)
-        for name, value in settings.items():
-            setattr(this, name, value)
+        vars(this).update(settings)
         return trainer._compute_loss(this, this.model, inputs)
 
     return loss
@@ -99,9 +99,7 @@ TRL = {
 
 
 # %% verl -----------------------------------------------------------------------------------------------
-def verl_loss(
-    method: str, name: str, mean: str, low: float = EPSILON, high: float = EPSILON, beta: float = 0.0
-):
+def verl_loss(method: str, name: str, mean: str, low=EPSILON, high=EPSILON, beta=0.0) -> Callable:
     """One of verl's policy losses, plus its KL term, as a function of log_prob."""
     config = ActorConfig(
         strategy="fsdp", rollout_n=4, ppo_micro_batch_size_per_gpu=1, clip_ratio=low, clip_ratio_low=low,
@@ -110,10 +108,9 @@ def verl_loss(
     A = ADVANTAGE[method][:, None] * MASK
 
     def loss(log_prob):
-        if name == "reinforce":
-            value, _ = core_algos.compute_policy_loss_reinforce(OLD, log_prob, A, MASK, mean, config)
-        else:
-            value, _ = core_algos.get_policy_loss_fn(name)(OLD, log_prob, A, MASK, mean, config)
+        reinforce = core_algos.compute_policy_loss_reinforce
+        of_policy = reinforce if name == "reinforce" else core_algos.get_policy_loss_fn(name)
+        value, _ = of_policy(OLD, log_prob, A, MASK, mean, config)
         kl = core_algos.kl_penalty(log_prob, REF, "low_var_kl")
         return value + beta * core_algos.agg_loss(kl, MASK, mean)
 
@@ -135,13 +132,11 @@ def verl_advantage(method: str) -> np.ndarray:
     rewards = torch.zeros(MASK.shape, dtype=float)
     rewards[:, 0] = torch.tensor(GOLDEN["rewards"].astype(float))
     index = np.arange(len(rewards)) // GOLDEN["num_generations"].item()
-    if method == "rloo":
-        advantage, _ = core_algos.compute_rloo_outcome_advantage(rewards, MASK, index)
-    else:
-        advantage, _ = core_algos.compute_grpo_outcome_advantage(
-            rewards, MASK, index, norm_adv_by_std_in_grpo=method != "dr_grpo"
-        )
-    return advantage[:, 0].numpy()
+    grpo = functools.partial(
+        core_algos.compute_grpo_outcome_advantage, norm_adv_by_std_in_grpo=method != "dr_grpo"
+    )
+    compute = core_algos.compute_rloo_outcome_advantage if method == "rloo" else grpo
+    return compute(rewards, MASK, index)[0][:, 0].numpy()
 
 
 # %% Main -----------------------------------------------------------------------------------------------

@@ -75,15 +75,10 @@ def random_batch(c, pad_id: int, vocabulary: int) -> demo.Batch:
     """A step's batch: questions of 19 to 26 tokens, answers of 10 to 22."""
     random = np.random.default_rng(0)
     N = c.BATCH_SIZE * c.NUM_GENERATIONS
-    prompts = np.full((c.BATCH_SIZE, c.MAX_PROMPT_LENGTH), pad_id)
-    completions = np.full((N, c.TOTAL_GENERATION_STEPS), pad_id)
-    for prompt in prompts:
-        prompt[-random.integers(19, 27) :] = -1
-    for completion in completions:
-        completion[: random.integers(10, 23)] = -1
+    asked, answered = random.integers(19, 27, (c.BATCH_SIZE, 1)), random.integers(10, 23, (N, 1))
+    held = np.arange(c.MAX_PROMPT_LENGTH)[::-1] < asked, np.arange(c.TOTAL_GENERATION_STEPS) < answered
     prompts, completions = (
-        np.where(x < 0, random.integers(10, vocabulary, x.shape), pad_id).astype(np.int32)
-        for x in (prompts, completions)
+        np.where(x, random.integers(10, vocabulary, x.shape), pad_id).astype(np.int32) for x in held
     )
     prompts = np.repeat(prompts, c.NUM_GENERATIONS, axis=0)
     mask = completions != pad_id
@@ -150,15 +145,13 @@ def main() -> None:
         wall, cpu = np.median(spent[name][WARM_UP:], axis=0)
         first = first or cpu
         (loss, _), gradient = program(params)
-        rows.append(
-            {
-                "variant": name, "wall_seconds": f"{wall:.4f}", "processor_seconds": f"{cpu:.4f}",
-                "share": f"{cpu / first:.3f}",
-                "temporary_mib": round(program.memory_analysis().temp_size_in_bytes / 2**20),
-                "loss": f"{float(loss):.6g}", "gradient_norm": f"{float(optax.global_norm(gradient)):.6g}",
-                "machine": processor(), "date": time.strftime("%Y-%m-%d"),
-            }
-        )  # fmt: skip
+        rows.append({
+            "variant": name, "wall_seconds": f"{wall:.4f}", "processor_seconds": f"{cpu:.4f}",
+            "share": f"{cpu / first:.3f}",
+            "temporary_mib": round(program.memory_analysis().temp_size_in_bytes / 2**20),
+            "loss": f"{float(loss):.6g}", "gradient_norm": f"{float(optax.global_norm(gradient)):.6g}",
+            "machine": processor(), "date": time.strftime("%Y-%m-%d"),
+        })  # fmt: skip
         print(", ".join(f"{key} {value}" for key, value in list(rows[-1].items())[:-2]), flush=True)
     write_csv(TABLE, rows)
 

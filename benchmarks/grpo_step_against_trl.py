@@ -11,7 +11,6 @@ one round, minutes apart. TRL lives in an environment of its own:
 Writes benchmarks/grpo_step_against_trl.csv: one row per run, in the order they ran.
 """
 
-import csv
 import shutil
 import statistics
 import sys
@@ -20,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import psutil
 from machine import commit, processor, versions, write_csv
 
@@ -53,20 +53,9 @@ def trl(peer: str, constants: dict[str, Any], warm_up: int) -> dict[str, Any]:
 def watched(command: list[Any], log: Path, steps: int, warm_up: int) -> dict[str, Any]:
     """Runs a training and looks at its memory twenty times a second while it makes the steps that count.
 
-    Args:
-        command: what to run.
-        log: CSV with a row per step, written at once; columns `seconds` and `reward`.
-        steps: that it makes.
-        warm_up: steps at the start that do not count.
-
-    Returns:
-        seconds: of one step, the median.
-        peak_gib: resident memory at its highest.
-        first_reward, last_reward: mean reward of the first step, and of the last five.
-        output: what it printed.
-
-    Raises:
-        RuntimeError: it failed; with the end of what it said.
+    `log` is a CSV with a row per step, written at once; the first `warm_up` rows don't count. Returns the
+    median seconds of a step, the highest resident memory, the mean reward of the first step and of the last
+    five, and what was printed. Raises RuntimeError with the end of what it said if it failed.
     """
     peak = 0
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
@@ -79,15 +68,11 @@ def watched(command: list[Any], log: Path, steps: int, warm_up: int) -> dict[str
         output.seek(0), errors.seek(0)
         if child.returncode:
             raise RuntimeError(f"{command}: exit code {child.returncode}\n{errors.read()[-2000:]}")
-        with open(log, newline="") as file:
-            rows = list(csv.DictReader(file))
+        rows = pd.read_csv(log)
         return {
-            "seconds": statistics.median(float(row["seconds"]) for row in rows[warm_up:]),
-            "peak_gib": peak / 2**30,
-            "first_reward": float(rows[0]["reward"]),
-            "last_reward": statistics.mean(float(row["reward"]) for row in rows[-5:]),
-            "output": output.read(),
-        }
+            "seconds": rows.seconds[warm_up:].median(), "peak_gib": peak / 2**30,
+            "first_reward": rows.reward[0], "last_reward": rows.reward[-5:].mean(), "output": output.read(),
+        }  # fmt: skip
 
 
 def peer_of(options: dict[str, str]) -> str:
@@ -112,17 +97,12 @@ def main() -> None:
             job = constants | {"BETA": beta}
             results = {"ours": ours(job, WARM_UP), "trl": trl(peer, job, WARM_UP)}
             for name, result in results.items():
-                rows.append(
-                    {
-                        "round": number, "program": name, "seeds": 1, "beta": beta,
-                        "seconds_per_step": round(result["seconds"], 4),
-                        "peak_gib": round(result["peak_gib"], 2),
-                        "first_reward": round(result["first_reward"], 3),
-                        "last_reward": round(result["last_reward"], 3),
-                        "versions": result["versions"],
-                        "machine": processor(), "date": time.strftime("%Y-%m-%d"),
-                    }
-                )  # fmt: skip
+                rows.append({
+                    "round": number, "program": name, "seeds": 1, "beta": beta,
+                    "seconds_per_step": round(result["seconds"], 4), "peak_gib": round(result["peak_gib"], 2),
+                    **{key: round(result[key], 3) for key in ("first_reward", "last_reward")},
+                    "versions": result["versions"], "machine": processor(), "date": time.strftime("%Y-%m-%d"),
+                })  # fmt: skip
             ratios[beta].append(results["ours"]["seconds"] / results["trl"]["seconds"])
             seconds = ", ".join(f"{name} {result['seconds']:.3f} s" for name, result in results.items())
             print(f"round {number}, beta {beta}: {seconds}, ratio {ratios[beta][-1]:.2f}", flush=True)

@@ -11,9 +11,7 @@ CONSTANT: of our script only. Writes benchmarks/grpo_step_scaling.csv, a row per
 is not run again.
 """
 
-import csv
 import itertools
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,6 +19,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import pandas as pd
 from grpo_step_against_trl import HERE, ours, peer_of, trl
 from machine import processor, write_csv
 
@@ -77,20 +76,12 @@ def make_model(peer: str, size: str, folder: Path) -> int:
     return int(subprocess.check_output(command, text=True).split()[-1])
 
 
-def read_rows() -> list[dict[str, str]]:
-    """What was run before."""
-    if not TABLE.exists():
-        return []
-    with open(TABLE, newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def measure(peer: str, rounds: int, changes: dict[str, str]) -> None:
     """Every point in every round that the table lacks, the two programs in turn."""
-    rows = read_rows()
+    rows = pd.read_csv(TABLE).to_dict("records") if TABLE.exists() else []
     there = {(row["round"], row["model"], row["tokens"], row["questions"]) for row in rows}
     for number, point in itertools.product(range(rounds), points()):
-        if tuple(map(str, (number, *point))) in there:
+        if (number, *point) in there:
             continue
         with tempfile.TemporaryDirectory() as folder:
             parameters = make_model(peer, point.model, Path(folder))
@@ -117,15 +108,6 @@ def measure(peer: str, rounds: int, changes: dict[str, str]) -> None:
         write_csv(TABLE, rows)
 
 
-def medians(column: str) -> dict[Point, dict[str, float]]:
-    """Of the rounds, by point and program."""
-    found = {}
-    for row in read_rows():
-        point = Point(row["model"], int(row["tokens"]), int(row["questions"]))
-        found.setdefault(point, {}).setdefault(row["program"], []).append(float(row[column]))
-    return {point: {k: statistics.median(v) for k, v in runs.items()} for point, runs in found.items()}
-
-
 def main() -> None:
     """Measures what is missing, prints the table."""
     options = dict(argument.split("=", 1) for argument in sys.argv[1:])
@@ -133,10 +115,8 @@ def main() -> None:
     rounds = int(options.pop("ROUNDS", "1"))
     del options["PEER"]
     measure(peer, rounds, options)
-    seconds, memory = medians("seconds_per_step"), medians("peak_gib")
-    for point in seconds:
-        a, b, c, d = (table[point][program] for table in (seconds, memory) for program in ("ours", "trl"))
-        print(f"{point}: {a:.2f} s, TRL {b:.2f} s, ratio {a / b:.2f}; {c:.2f} GiB, TRL {d:.2f} GiB")
+    runs = pd.read_csv(TABLE).groupby(["model", "tokens", "questions", "program"], sort=False)
+    print(runs[["seconds_per_step", "peak_gib"]].median().unstack().to_string())
 
 
 if __name__ == "__main__":

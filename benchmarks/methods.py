@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "5_GRPO_Maxtext"
 sys.path[:0] = [str(FOLDER), str(ROOT)]
 
-from measure import pictures
+from measure import pictures, tables
 from measure.columns import read_json
 from measure.run import Run, perform_all
 
@@ -185,15 +185,12 @@ def answers_until(curves: pd.DataFrame, method: str, share: float = 0.9) -> list
     return reached
 
 
-def table(lines: pd.DataFrame, curves: pd.DataFrame) -> list[str]:
-    """The table of the page, in Markdown; one line per method, figures in percent, tokens or nats."""
-    text = [
-        "| method | answers graded | pass@1 | pass@8 | pass@64 | greedy | entropy | length "
-        "| answers to 90 % of the best | pass@1 less its counterpart's |",
-        "|" + "---|" * 10,
-    ]
+def table(lines: pd.DataFrame, curves: pd.DataFrame) -> list[list[str]]:
+    """The table of the page; one line per method, figures in percent, tokens or nats."""
+    cells = ["method", "answers graded", "pass@1", "pass@8", "pass@64", "greedy", "entropy", "length"]
+    text = [[*cells, "answers to 90 % of the best", "pass@1 less its counterpart's"]]
     for method, mine in lines.groupby("method", sort=False):
-        cells = [f"{mine.graded.mean():,.0f}"]
+        cells = [method, f"{mine.graded.mean():,.0f}"]
         for name in (*(f"pass_at_{k}" for k in PASS_AT), "greedy"):
             std = f" ± {100 * mine[name].std():.1f}" if len(mine) > 1 else ""
             cells.append(f"{100 * mine[name].mean():.1f}{std}")
@@ -205,7 +202,7 @@ def table(lines: pd.DataFrame, curves: pd.DataFrame) -> list[str]:
             value, low, high = (100 * x for x in difference(lines, method, other, "pass_at_1"))
             less = f"{value:+.1f} ({low:+.1f} … {high:+.1f})".replace("-", "−")
         cells += [f"{mine.entropy.mean():.3f}", f"{mine.length.mean():.1f}", until, less]
-        text.append(f"| {method} | " + " | ".join(cells) + " |")
+        text.append(cells)
     return text
 
 
@@ -225,7 +222,7 @@ def main(arguments: Sequence[str]) -> None:
     for name, rows in (("methods", lines), ("methods_curves", curves), ("methods_pass_at_k", by_k)):
         rows.to_csv(out / f"{name}.csv", index=False, lineterminator="\n")
     pictures.save(pictures.methods(out / "methods.csv"), out / "methods.svg")
-    print("\n".join(table(lines, curves)))
+    print(tables.markdown(table(lines, curves)))
 
 
 if __name__ == "__main__":

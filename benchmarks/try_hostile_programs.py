@@ -13,29 +13,25 @@ outlived        processes and folders that were left
 crashed         programs at which the grader failed or hung
 """
 
-import csv
 import os
 import sys
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-for folder in ("5_GRPO_Maxtext", "tests"):
+for folder in ("5_GRPO_Maxtext", "tests", "."):
     sys.path.insert(0, str(ROOT / folder))
 
 import hostile_programs
 from machine import processor, write_csv
+from measure.columns import read_csv
 
 
 def line(kind: str, user: str) -> dict[str, str | int]:
     """Tries all programs under the protection `kind`; a line of the table."""
     outcomes = hostile_programs.try_all(kind)
-    found = {
-        "paid": outcomes.paid(),
-        "escaped": outcomes.escaped,
-        "outlived": outcomes.outlived,
-        "crashed": outcomes.crashed(),
-    }
+    found = {"paid": outcomes.paid(), "escaped": outcomes.escaped, "outlived": outcomes.outlived}
+    found["crashed"] = outcomes.crashed()
     counts = {name: len(which) for name, which in found.items()}
     print(kind, counts, *(f"{name}: {which}" for name, which in found.items() if which), sep="\n  ")
     where = {"machine": processor(), "date": time.strftime("%Y-%m-%d")}
@@ -47,8 +43,7 @@ def main(arguments: list[str]) -> None:
     user = "another" if os.geteuid() else "root"
     rows = [line(kind, user) for kind in hostile_programs.KINDS]
     for table in (Path(argument.removeprefix("TABLE=")) for argument in arguments):
-        with open(table, newline="") as file:
-            rows += [row for row in csv.DictReader(file) if row["user"] != user]
+        rows += [row for row in read_csv(table) if row["user"] != user]
         write_csv(table, sorted(rows, key=lambda row: (row["protection"], row["user"])))
 
 

@@ -28,6 +28,7 @@ sys.path[:0] = [str(FOLDER), str(ROOT)]
 
 import jax
 import numpy as np
+import pandas as pd
 from measure import lock
 from measure.columns import read_csv, read_json
 from measure.run import Run, perform_all, write_csv
@@ -170,42 +171,37 @@ def greedy(folder: Path, when: str) -> list[float]:
     return shares
 
 
-def table_of_runs() -> list[dict[str, Any]]:
-    """Every run; writes turns.csv, turns_curves.csv and turns_starts.csv; the curves."""
+def table_of_runs() -> None:
+    """Every run; writes turns.csv, turns_curves.csv and turns_starts.csv."""
     lines, curves, starts = [], [], []
-    perform_all([run for name in VARIANTS for run in runs_of(name)], {}, STORE, workers=1)
-    for name, (seeds, *_) in VARIANTS.items():
-        for seed, run in zip(seeds, runs_of(name), strict=True):
-            folder = run.folder(STORE)
-            measured = read_json(folder / "measured.json")
-            command = " ".join(w for w in measured["command"].split() if not w.startswith("METHOD="))
-            line = {"variant": name, "seed": seed, "command": command}
-            line |= {key: measured[key] for key in ("processor_seconds", "date", "machine")}
-            steps = kept_steps(folder)
-            for when, step in (("before", 1), ("after", STEPS)):
-                episodes = [found for _, found in steps[step]]
-                line |= {
-                    f"{when}_{key}": round(np.mean([e[key] for e in episodes]), 4) for key in episodes[0]
-                }
-                by_start = {q: [f["share"] for question, f in steps[step] if question == q]
-                            for q, _ in steps[step]}  # fmt: skip
-                line[f"{when}_worst_start"] = round(min(np.mean(v) for v in by_start.values()), 4)
-                line[f"{when}_greedy_worst_start"] = round(min(greedy(folder, when)), 4)
-                starts += [{"variant": name, "seed": seed, "when": when, "start": q,
-                            "share": round(np.mean(v), 4), "optimum": round(best(*world.read(q)), 3)}
-                           for q, v in sorted(by_start.items())]  # fmt: skip
-            log = read_csv(folder / "train_log.csv")
-            said = (folder / "said.txt").read_text() + (folder / "report.md").read_text()
-            line["health"] = " | ".join(
-                sorted({w[:90] for w in said.splitlines() if w.startswith("- step ")})
-            )
-            line["tokens_drawn"] = sum(round(float(row["length"]) * float(row["answers"])) for row in log)
-            lines.append(line)
-            curves += [{"variant": name, "seed": seed} | {key: row[key] for key in CURVES} for row in log]
+    pairs = [(name, run) for name in VARIANTS for run in runs_of(name)]
+    perform_all([run for _, run in pairs], {}, STORE, workers=1)
+    for name, run in pairs:
+        folder, seed = run.folder(STORE), int(run.arguments[-1].removeprefix("SEED="))
+        measured = read_json(folder / "measured.json")
+        command = " ".join(w for w in measured["command"].split() if not w.startswith("METHOD="))
+        line = {"variant": name, "seed": seed, "command": command}
+        line |= {key: measured[key] for key in ("processor_seconds", "date", "machine")}
+        steps = kept_steps(folder)
+        for when, step in (("before", 1), ("after", STEPS)):
+            episodes = pd.DataFrame([{"start": start} | found for start, found in steps[step]])
+            by_start = episodes.groupby("start").share.mean().round(4)
+            means = episodes.drop(columns="start").mean().round(4)
+            line |= {f"{when}_{key}": value for key, value in means.items()}
+            line[f"{when}_worst_start"] = by_start.min()
+            line[f"{when}_greedy_worst_start"] = round(min(greedy(folder, when)), 4)
+            starts += [{"variant": name, "seed": seed, "when": when, "start": start, "share": share,
+                        "optimum": round(best(*world.read(start)), 3)}
+                       for start, share in by_start.items()]  # fmt: skip
+        log = read_csv(folder / "train_log.csv")
+        said = (folder / "said.txt").read_text() + (folder / "report.md").read_text()
+        health = sorted({w[:90] for w in said.splitlines() if w.startswith("- step ")})
+        tokens = sum(round(float(row["length"]) * float(row["answers"])) for row in log)
+        lines.append(line | {"health": " | ".join(health), "tokens_drawn": tokens})
+        curves += [{"variant": name, "seed": seed} | {key: row[key] for key in CURVES} for row in log]
     write_csv(ASSETS / "turns.csv", lines)
     write_csv(ASSETS / "turns_curves.csv", curves)
     write_csv(ASSETS / "turns_starts.csv", starts)
-    return curves
 
 
 CURVES = ("step", "reward", "correct", "entropy", "mismatch", "length", "grad_norm")
@@ -273,7 +269,7 @@ def chapter_1() -> ModuleType:
     return script
 
 
-def table_of_price(curves: list[dict[str, Any]]) -> None:
+def table_of_price(curves: pd.DataFrame) -> None:
     """Moves until 95 % of the optimum: chapter 1's table, and the language model."""
     Q_Learning = chapter_1()
     c = Q_Learning.Constants(GAMMA=GAMMA, NUM_EPISODES=4_000, LOG_EVERY=10)
@@ -290,13 +286,12 @@ def table_of_price(curves: list[dict[str, Any]]) -> None:
                       / c.LOG_EVERY, 3)})  # fmt: skip
     for name in ("episode", "return to go"):
         for seed in VARIANTS[name][0]:
-            rows = [row for row in curves if row["variant"] == name and row["seed"] == seed]
-            rewards = [float(row["reward"]) for row in rows]
-            means = [np.mean(rewards[max(0, i - 2) : i + 1]) for i in range(len(rows))]
-            at = next((i for i, mean in enumerate(means) if mean >= 0.95 * optimum("")), None)
-            if at is None:
+            rows = curves.query("variant == @name and seed == @seed")
+            good = rows.reward.rolling(3, min_periods=1).mean().to_numpy() >= 0.95 * optimum("")
+            if not good.any():
                 continue
-            tokens = sum(float(row["length"]) for row in rows[: at + 1]) * 120
+            at = int(good.argmax())
+            tokens = sum(rows.length[: at + 1]) * 120
             moves = (tokens + 4 * 120 * (at + 1)) / 6  # six tokens each; after the last nothing is said
             line = read_json(runs_of(name)[seed].folder(STORE) / "measured.json")
             lines.append({"who": f"tiny Llama, {name}", "seed": seed, "numbers": 76_480,
@@ -307,15 +302,13 @@ def table_of_price(curves: list[dict[str, Any]]) -> None:
 
 def worst_of_table(Q: np.ndarray) -> float:
     """The greedy policy's smallest share of the optimum, over the starts."""
-    shares = []
+    shares, moves = [], list(world.MOVES.values())
     for start in world.starts(""):
-        cell, gained = start, 0.0
-        for k in range(16):
-            move = world.MOVES[list(world.MOVES)[int(Q[cell[0] * 4 + cell[1]].argmax())]]
-            cell = world.moved("", cell, move)
+        cell, gained, k = start, 0.0, 0
+        while cell != world.GOAL and k < 16:
+            cell = world.moved("", cell, moves[int(Q[cell[0] * 4 + cell[1]].argmax())])
             gained += GAMMA**k * (world.GOAL_REWARD if cell == world.GOAL else world.STEP_REWARD)
-            if cell == world.GOAL:
-                break
+            k += 1
         shares.append(gained / best("", start))
     return min(shares)
 
@@ -326,8 +319,8 @@ def main() -> None:
     process.keep_compiled()
     STORE.mkdir(parents=True, exist_ok=True)
     table_of_credit()
-    curves = table_of_runs()
-    table_of_price(curves)
+    table_of_runs()
+    table_of_price(pd.read_csv(ASSETS / "turns_curves.csv"))
 
 
 if __name__ == "__main__":

@@ -47,8 +47,7 @@ PARTS = {
 def train(arguments: list[str], batches: list) -> tuple[Any, Llm, list[dict[str, np.ndarray]]]:
     """A short run of the main script that keeps its batches.
 
-    Returns:
-        Its constants and language model; of each step the wall and processor seconds [2] of its parts.
+    Returns its constants and language model; of each step the wall and processor seconds [2] of its parts.
     """
     spent, place, traced = [], Llm.place, process.traced
 
@@ -148,12 +147,9 @@ def cost_by_operation(program, *arguments: Any) -> dict[str, float]:
                 jax.block_until_ready(program(*arguments))
         trace = jax.profiler.ProfileData.from_file(str(next(Path(folder).rglob("*.xplane.pb"))))
     spent = collections.Counter()
-    for plane in trace.planes:
-        for line in plane.lines:
-            for event in line.events:
-                operation = dict(event.stats).get("hlo_op")
-                if operation:
-                    spent[operation] += event.duration_ns / 1e9 / REPEATS
+    for event in (event for plane in trace.planes for line in plane.lines for event in line.events):
+        if operation := dict(event.stats).get("hlo_op"):
+            spent[operation] += event.duration_ns / 1e9 / REPEATS
     return spent
 
 
@@ -179,35 +175,29 @@ def main() -> None:
     """Trains, compiles the parts, prints three tables."""
     given = dict(argument.split("=", 1) for argument in sys.argv[1:])
     given["NUM_BATCHES"] = given.pop("STEPS", "12")
-    arguments = [f"{name}={value}" for name, value in given.items()]
     batches = []
-    c, llm, steps = train(arguments, batches)
+    c, llm, steps = train([f"{name}={value}" for name, value in given.items()], batches)
     counted = steps[COMPILING:]
     spent = {name: np.median([step[name] for step in counted], axis=0) for name in (*PARTS, "rest")}
-    pad_id, masks = llm.pad_id, []
-    for batch in batches:
-        tokens = (np.asarray(x).reshape(-1, x.shape[-1]) for x in (batch.prompt_ids, batch.completion_ids))
-        masks.append([ids != pad_id for ids in tokens])
+    mask_of = lambda tokens: np.asarray(tokens).reshape(-1, tokens.shape[-1]) != llm.pad_id  # noqa: E731
+    masks = [(mask_of(batch.prompt_ids), mask_of(batch.completion_ids)) for batch in batches]
     batch = batches[-1]
     if c.BETA:  # its numbers do not matter here
         batch = batch._replace(ref_log_prob=batch.sampler_log_prob)
     forward, gradient, parameters = programs(c, llm, batch)
-    forward_seconds, gradient_seconds = seconds(forward, *parameters), seconds(gradient, *parameters)
-    operations = cost_by_operation(gradient, *parameters)
-    whole = sum(spent.values())
+    operations, whole = cost_by_operation(gradient, *parameters), sum(spent.values())
     print(f"\n{f'a step, median of {len(counted)}':24s} {'wall':>8s} {'cpu':>8s}   share  (milliseconds)")
     for name, times in spent.items():
         print(row(name, *times, whole[1]))
     print(row("all", *whole))
     print("compiled on their own:")
-    print(row("    loss", *forward_seconds))
-    print(row("    loss and gradient", *gradient_seconds))
+    print(row("    loss", *seconds(forward, *parameters)))
+    print(row("    loss and gradient", *seconds(gradient, *parameters)))
     shared = c.NUM_GENERATIONS if faster_on_cpu.shares_prompts(llm.actor) else 1
     prompts, completions, both = useful_share(masks, shared)
     print(f"\npositions that hold a token: prompts {prompts:.0%}, answers {completions:.0%}, both {both:.0%}")
 
-    kinds = kinds_of(gradient.as_text())
-    by_kind = collections.Counter()
+    kinds, by_kind = kinds_of(gradient.as_text()), collections.Counter()
     for operation, cost in operations.items():
         by_kind[kinds.get(operation, "other")] += cost
     print("\nthe gradient's operations, processor milliseconds in the profiler:")

@@ -13,7 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
+ROOT = Path(__file__).resolve().parent.parent
 Lines = Iterator[dict[str, Any]]
 
 
@@ -29,80 +31,37 @@ def read_json(path: Path) -> Any:
 
 
 def log_of(run: Path, seed: int | None = None) -> dict[str, np.ndarray]:
-    """The columns of log.csv, float32 as the script had them; of one seed, or of the only one."""
+    """The columns of log.csv: of the only seed, or of one of several, float32 as the script had them."""
     rows = [row for row in read_csv(run / "log.csv") if seed is None or int(row["seed"]) == seed]
-    return {name: np.array([row[name] for row in rows], np.float32) for name in rows[0] if name != "method"}
-
-
-def seeds_of(run: Path) -> list[int]:
-    """The seeds that the run trained side by side."""
-    constants = read_json(run / "constants.json")
-    return [constants["SEED"] + i for i in range(constants["NUM_SEEDS"])]
+    dtype = float if seed is None else np.float32
+    return {name: np.array([row[name] for row in rows], dtype) for name in rows[0] if name != "method"}
 
 
 # %% Folder 1 -------------------------------------------------------------------------------------------
-def q_learning_facts(run: Path) -> dict[str, Any]:
-    """What the tables of folder 1 choose from: constants, log, table and optimum, and figures of them."""
-    constants, result = read_json(run / "constants.json"), read_json(run / "result.json")
-    rows = read_csv(run / "log.csv")
-    log = {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
-    Q = np.array([[float(q) for q in list(row.values())[1:]] for row in read_csv(run / "q_table.csv")])
-    copy = run / "changed" / "1_Q_Learning"  # a patched grid has another optimum
-    folder = copy if copy.exists() else Path(__file__).resolve().parent.parent / "1_Q_Learning"
-    grid, c = runpy.run_path(str(folder / "grid.py")), SimpleNamespace(**constants)
-    error = np.abs(Q - grid["value_iteration"](c))
-    last = log["return"][log["episode"] > constants["NUM_EPISODES"] - 1000].mean()
-    moves = grid["greedy_moves"](c, Q, grid["START"])
-    facts = {"seed": constants["SEED"], "result": result, "log": log}
-    return facts | {"error": error, "last": last, "moves": moves}
-
-
-def q_learning_seed(runs: Sequence[Path]) -> Lines:
-    """seeds.csv."""
+def q_learning(runs: Sequence[Path], figures: Sequence[str]) -> Lines:
+    """Some figures of each run; the goal's row of the table is left out."""
     for run in runs:
-        facts = q_learning_facts(run)
-        yield {
-            "seed": facts["seed"],
-            "max_abs_error": facts["result"]["max_abs_error"],
-            "optimal_from_every_state": facts["result"]["optimal_from_every_state"],
-            "return_of_last_1000_episodes": round(facts["last"], 3),
-            "seconds": round(facts["result"]["seconds"], 3),
-        }
-
-
-def q_learning_study(runs: Sequence[Path]) -> Lines:
-    """compare.csv."""
-    for run in runs:
-        facts = q_learning_facts(run)
-        close = facts["log"]["episode"][facts["log"]["max_abs_error"] < 1e-6]
-        yield {
-            "seed": facts["seed"],
-            "max_abs_error": facts["result"]["max_abs_error"],
-            "pairs_off_by_0.01": int((facts["error"] > 0.01).sum()),
-            "optimal_from_every_state": facts["result"]["optimal_from_every_state"],
+        c, result = SimpleNamespace(**read_json(run / "constants.json")), read_json(run / "result.json")
+        log = log_of(run)
+        Q = np.array([[float(q) for q in list(row.values())[1:]] for row in read_csv(run / "q_table.csv")])
+        copy = run / "changed" / "1_Q_Learning"  # a patched grid has another optimum
+        grid = runpy.run_path(str((copy if copy.exists() else ROOT / "1_Q_Learning") / "grid.py"))
+        error = np.abs(Q - grid["value_iteration"](c))[:-1]  # [15, 4]
+        close = log["episode"][log["max_abs_error"] < 1e-6]
+        found = {
+            "max_abs_error": error.max(), "pairs_off_by_0.01": int((error > 0.01).sum()),
+            "optimal_from_every_state": result["optimal_from_every_state"],
             "episodes_to_1e-6": int(close[0]) if len(close) else "never",
-            "return_of_last_1000_episodes": facts["last"],
-        }
-
-
-def q_learning_mistake(runs: Sequence[Path]) -> Lines:
-    """mistakes.csv and exercises.csv; the goal's row of the table is left out."""
-    for run in runs:
-        facts = q_learning_facts(run)
-        error = facts["error"][:-1]  # [15, 4]
-        yield {
-            "seed": facts["seed"],
-            "max_abs_error": error.max(),
-            "pairs_off_by_0.01": int((error > 0.01).sum()),
-            "optimal_from_every_state": facts["result"]["optimal_from_every_state"],
-            "moves_from_start": facts["moves"] or "never",
-            "return_of_last_1000_episodes": round(facts["last"], 3),
-        }
+            "moves_from_start": grid["greedy_moves"](c, Q, grid["START"]) or "never",
+            "return_of_last_1000_episodes": log["return"][log["episode"] > c.NUM_EPISODES - 1000].mean(),
+            "seconds": round(result["seconds"], 3),
+        }  # fmt: skip
+        yield {"seed": c.SEED} | {name: found[name] for name in figures}
 
 
 def q_learning_curves(runs: Sequence[Path]) -> Lines:
     """compare_curves.csv: geometric mean of the errors, mean of the returns, and extremes over the seeds."""
-    logs = [q_learning_facts(run)["log"] for run in runs]
+    logs = [log_of(run) for run in runs]
     errors = np.maximum([log["max_abs_error"] for log in logs], 1e-14)  # 0 isn't on a logarithmic axis
     returns = np.array([log["return"] for log in logs])
     lines = {
@@ -125,8 +84,11 @@ def q_learning_crawl(runs: Sequence[Path]) -> Lines:
 def with_logs(runs: Sequence[Path]) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarray]]]:
     """By seed: its number and its last policy's return, and its log."""
     for run in runs:
-        returns = read_json(run / "result.json")["eval_return"]
-        for seed, eval_return in zip(seeds_of(run), returns, strict=True):
+        first, returns = (
+            read_json(run / "constants.json")["SEED"],
+            read_json(run / "result.json")["eval_return"],
+        )
+        for seed, eval_return in enumerate(returns, start=first):
             yield {"seed": seed, "eval_return": eval_return}, log_of(run, seed)
 
 
@@ -152,32 +114,20 @@ def seeds_side_by_side(runs: Sequence[Path], **figures: str) -> Lines:
         yield line | {name: FIGURES[kind](log, *rest) for name, (kind, *rest) in specs.items()}
 
 
-def band(runs: Sequence[Path], value: Any) -> Lines:
-    """Mean, lowest and highest seed of a function of the log, at each row."""
-    logs = [log for _, log in with_logs(runs)]
-    values = np.stack([value(log) for log in logs])  # [seeds, rows]
+def band(runs: Sequence[Path], value: str) -> Lines:
+    """Mean, lowest and highest seed at each row of the log: of a column, or of one less another."""
+    logs = [pd.DataFrame(log) for _, log in with_logs(runs)]
+    values = np.stack([log.eval(value) for log in logs])  # [seeds, rows]
     steps = np.mean([log["env_step"] for log in logs], axis=0)
     for step, at in zip(steps, values.T):
         yield {"env_step": f"{step:g}", "mean": at.mean(), "low": at.min(), "high": at.max()}
 
 
-def overestimation(runs: Sequence[Path]) -> Lines:
-    """Folder 2's promises.csv: what the network promises for first states less what comes of them."""
-    yield from band(runs, lambda log: log["max_q"] - log["discounted_return"])
-
-
-def learning_curve(runs: Sequence[Path]) -> Lines:
-    """The greedy policy's return."""
-    yield from band(runs, lambda log: log["eval_return"])
-
-
 def paired(lines: Sequence[dict[str, Any]], changed: str, against: str) -> dict[str, Any]:
-    """Last policies of one row less those of another, seed by seed.
+    """Last policies of one row less those of another, seed by seed: mean, interval, how many are lower.
 
-    Returns:
-        The mean difference; its 95 % interval by the percentile bootstrap (10,000 resamples of the seeds),
-        which makes no guess at the shape of the differences, most of them 0, and with ten seeds is a little
-        narrow; how many seeds are lower and higher.
+    The 95 % interval is the percentile bootstrap's (10,000 resamples of the seeds), which makes no guess at
+    the shape of the differences, most of them 0, and with ten seeds is a little narrow.
     """
     import scipy.stats
 
@@ -205,48 +155,29 @@ def paired_rows(table: Path) -> Lines:
 
 def best_of_tune(table: Path) -> list[dict[str, Any]]:
     """Each learner's best setting by the mean of its last policies; of equals, by that while learning."""
-    best: dict[str, tuple] = {}
-    lines = read_csv(table)
-    for key in dict.fromkeys((x["learner"], x["learning_rate"], x["target_sync_interval"]) for x in lines):
-        mine = [x for x in lines if (x["learner"], x["learning_rate"], x["target_sync_interval"]) == key]
-        score = [np.mean([float(x[name]) for x in mine]) for name in ("eval_return", "mean_while_learning")]
-        best[key[0]] = max(best.get(key[0], ([], "", "")), (score, *key[1:]))
-    rows = []
-    for learner, (_, rate, interval) in best.items():
-        words = [] if learner == "ours" else ["N_STEPS=1 DOUBLE_DQN=False SCALE_OBSERVATIONS=False"]
-        words += [f"LEARNING_RATE={rate}"] + ([] if learner == "ours" else [f"LEARNING_RATE_END={rate}"])
-        rows.append({"learner": learner, "changed": " ".join([*words, f"TARGET_SYNC_INTERVAL={interval}"])})
+    keys, scores = ["learning_rate", "target_sync_interval"], ["eval_return", "mean_while_learning"]
+    lines, rows = pd.read_csv(table, dtype=dict.fromkeys(keys, str)), []
+    for learner, mine in lines.groupby("learner", sort=False):
+        means = mine.groupby(keys, as_index=False)[scores].mean()
+        rate, interval = means.sort_values(scores + keys).iloc[-1][keys]
+        words = f"LEARNING_RATE={rate}"
+        if learner != "ours":
+            words = f"N_STEPS=1 DOUBLE_DQN=False SCALE_OBSERVATIONS=False {words} LEARNING_RATE_END={rate}"
+        rows.append({"learner": learner, "changed": f"{words} TARGET_SYNC_INTERVAL={interval}"})
     return rows
 
 
 # %% Folder 4 -------------------------------------------------------------------------------------------
-def mnist_study(runs: Sequence[Path]) -> Lines:
-    """Folder 4's compare.csv: the last accuracies, and means over the whole training."""
+def mnist(runs: Sequence[Path], figures: Sequence[str]) -> Lines:
+    """Some figures of each seed: the last accuracies, means of the log, seconds of all seeds."""
     for run in runs:
         result = read_json(run / "result.json")
         for row in read_csv(run / "accuracy.csv"):
             log = log_of(run, int(row["seed"]))
-            line = {name: value for name, value in row.items() if name not in ("method", "seed")}
-            means = {name: log[name].mean().item() for name in log if name not in ("seed", "images", *line)}
-            yield {
-                "seed": row["seed"], **line, "images": int(log["images"][-1]), **means,
-                "seconds_of_all_seeds": result["seconds"] - result["compile_seconds"],
-            }  # fmt: skip
-
-
-def mnist_tuning(runs: Sequence[Path]) -> Lines:
-    """Folder 4's tune.csv: without the test images."""
-    for line in mnist_study(runs):
-        yield {name: value for name, value in line.items() if not name.startswith("test")}
-
-
-def mnist_accuracy(runs: Sequence[Path]) -> Lines:
-    """Folder 4's seeds.csv and exercises.csv: the test images."""
-    for run in runs:
-        result = read_json(run / "result.json")
-        for row in read_csv(run / "accuracy.csv"):
-            line = {name: row[name] for name in ("seed", "test_accuracy", "test_sampled_accuracy")}
-            yield line | {name: result[name] for name in ("seconds", "compile_seconds")}
+            found = result | {name: log[name].mean().item() for name in log} | row
+            found["images"] = int(log["images"][-1])
+            found["seconds_of_all_seeds"] = result["seconds"] - result["compile_seconds"]
+            yield {name: found[name] for name in ("seed", *figures)}
 
 
 def mnist_log(runs: Sequence[Path]) -> Lines:
@@ -256,6 +187,9 @@ def mnist_log(runs: Sequence[Path]) -> Lines:
 
 
 # %% Folder 5 -------------------------------------------------------------------------------------------
+WHEN = "before", "after"
+
+
 def measured(run: Path) -> dict[str, str]:
     """Machine and date."""
     return {name: read_json(run / "measured.json")[name] for name in ("machine", "date")}
@@ -265,39 +199,35 @@ def language_model(runs: Sequence[Path]) -> Lines:
     """Folder 5's seeds.csv: one line per run."""
     for run in runs:
         result = read_json(run / "result.json")
-        shares = {
-            f"{when}_{name}": value for when in ("before", "after")
-            for name, value in result[when].items() if name.endswith("_accuracy")
-        }  # fmt: skip
+        named = [(when, name) for when in WHEN for name in result[when] if name.endswith("_accuracy")]
+        shares = {f"{when}_{name}": result[when][name] for when, name in named}
         more = {name: result.get(name, "") for name in ("seconds", "seconds_per_step", "steps")}
         yield shares | {"questions": result["before"]["questions"]} | more | measured(run)
 
 
+KEYS = ("answer_accuracy", "lenient_accuracy", "format_accuracy", "greedy_answer_accuracy")
+
+
 def own_task(runs: Sequence[Path]) -> Lines:
     """Folder 5's own_tasks.csv: one line per run, and one for each data_source where it has several."""
-    keys = ("answer_accuracy", "lenient_accuracy", "format_accuracy", "greedy_answer_accuracy")
     for run in runs:
         result = read_json(run / "result.json")
-        before, after = (
-            {"all": result[w]} | result[w].get("by_data_source", {}) for w in ("before", "after")
-        )
-        for name, old in before.items():
-            line = {"data_source": name, "questions": old["questions"]}
-            for key in keys:
-                line |= {"before_" + key: old.get(key, ""), "after_" + key: after[name].get(key, "")}
+        parts = {when: {"all": result[when]} | result[when].get("by_data_source", {}) for when in WHEN}
+        for name, before in parts["before"].items():
+            shares = {f"{when}_{key}": parts[when][name].get(key, "") for key in KEYS for when in WHEN}
+            line = {"data_source": name, "questions": before["questions"]} | shares
             yield line | {"seconds": result["seconds"]} | measured(run)
 
 
 def mismatch(runs: Sequence[Path]) -> Lines:
     """Folder 5's mismatch.csv."""
-    keys = ("answer_accuracy", "lenient_accuracy", "format_accuracy", "greedy_answer_accuracy")
     for run in runs:
-        result, about = read_json(run / "result.json"), read_json(run / "measured.json")
-        line = {"seed": read_json(run / "constants.json")["SEED"], "command": about["command"]}
-        line |= {f"{when}_{key}": result[when][key] for when in ("before", "after") for key in keys}
-        line["questions"] = result["before"]["questions"]
-        line["graded"] = sum(int(row["answers"]) for row in read_csv(run / "train_log.csv"))
-        yield line | {"seconds": result["seconds"]} | measured(run)
+        result, command = read_json(run / "result.json"), read_json(run / "measured.json")["command"]
+        line = {"seed": read_json(run / "constants.json")["SEED"], "command": command}
+        line |= {f"{when}_{key}": result[when][key] for when in WHEN for key in KEYS}
+        graded = sum(int(row["answers"]) for row in read_csv(run / "train_log.csv"))
+        line |= {"questions": result["before"]["questions"], "graded": graded, "seconds": result["seconds"]}
+        yield line | measured(run)
 
 
 def mismatch_curve(runs: Sequence[Path]) -> Lines:

@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
-from measure.columns import read_csv
-from measure.pictures import BLUE, GREEN, GREY, ORANGE, RED, WIDE, grouped, numbers, panels, plt
+from measure.pictures import BLUE, GREEN, GREY, ORANGE, RED, WIDE, grouped, panels, plt
 
 Point = tuple[float, float]
 
@@ -114,14 +114,10 @@ REWARDS = np.array([0, 1, 0, 1, 0, 1, 0, 5])
 PROMISES = np.array([6, 5, 6, 7, 6, 4, 2, 3])
 
 
-def surprises() -> np.ndarray:
-    """delta of each step, gamma = 1; after the last one nothing is promised."""
-    return REWARDS + np.append(PROMISES[1:], 0) - PROMISES
-
-
 def gae_timeline() -> plt.Figure:
     """The TD errors of an episode, and what of each is counted in the first step's advantage."""
-    delta, steps = surprises(), np.arange(1, 9)
+    delta = REWARDS + np.append(PROMISES[1:], 0) - PROMISES  # gamma = 1; nothing is promised at the end
+    steps = np.arange(1, 9)
     figure, rows = plt.subplots(4, 1, figsize=(WIDE, 5.6), sharex=True, height_ratios=(2, 3, 3, 3))
     figure.subplots_adjust(0.01, 0.01, 0.99, 0.99, hspace=0.1)
     rows[0].set(ylim=(-3.4, 0.6))
@@ -151,16 +147,14 @@ def gae_timeline() -> plt.Figure:
 
 def ratio_passes(table: Path) -> plt.Figure:
     """The ratios of twenty actions while ten passes go over their rollout, with the clip and without."""
-    lines = read_csv(table)
     figure, both = panels(1, 2, 3.4, sharey=True)
-    kinds = dict.fromkeys(line["clip_epsilon"] for line in lines)
-    for axes, epsilon, title in zip(both, kinds, ("with the clip, ε = 0.2", "without the clip"), strict=True):
-        mine = [line for line in lines if line["clip_epsilon"] == epsilon]
+    kinds = grouped(pd.read_csv(table), "clip_epsilon").values()
+    for axes, mine, title in zip(both, kinds, ("with the clip, ε = 0.2", "without the clip"), strict=True):
         axes.axhspan(0.8, 1.2, color=GREY, alpha=0.2, lw=0)
         for action in grouped(mine, "step").values():
-            colour = GREEN if float(action[0]["normalized_advantage"]) > 0 else RED
-            axes.plot(numbers(action, "passes"), numbers(action, "ratio"), color=colour, lw=1.2, alpha=0.8)
-        outside = f"{100 * float(mine[-1]['share_outside']):.0f} % end outside 1 ± ε"
+            colour = GREEN if action.normalized_advantage.iloc[0] > 0 else RED
+            axes.plot(action.passes, action.ratio, color=colour, lw=1.2, alpha=0.8)
+        outside = f"{100 * mine.share_outside.iloc[-1]:.0f} % end outside 1 ± ε"
         axes.set(title=f"{title}\n{outside}", xlabel="passes over the rollout", xlim=(0, 10), ylim=(0, 2.05))
     both[0].set(ylabel="ratio: new probability / old", yticks=(0, 0.4, 0.8, 1, 1.2, 1.6, 2))
     for y, colour, words in ((0.25, GREEN, "advantage above 0"), (0.08, RED, "advantage below 0")):
@@ -232,8 +226,8 @@ def token_credit(transcript: Path) -> plt.Figure:
 def values_crawl(table: Path) -> plt.Figure:
     """What the table of chapter 1 holds after so many episodes: the best action's value in each cell."""
     figure, axes = panels(2, 2, 2.7)
-    for one, ((episodes,), rows) in zip(axes, grouped(read_csv(table), "episodes").items(), strict=True):
-        for i, value in enumerate(numbers(rows, "best_value")):
+    for one, (episodes, rows) in zip(axes, grouped(pd.read_csv(table), "episodes").items(), strict=True):
+        for i, value in enumerate(rows.best_value):
             row, column = divmod(i, 4)
             one.add_patch(Rectangle((column, row), 1, 1, fc=BLUE, ec=GREY, lw=0.6, alpha=max(value, 0) / 200))
             text = "goal" if i == len(rows) - 1 else f"{value:.0f}" if value >= 0.5 else "·"
@@ -249,13 +243,8 @@ def stack() -> plt.Figure:
     box(axes, (3, 5.2), (2.7, 0.62), "grpo_llama3_1_8b_demo.py\nloop, advantage, loss, update", BLUE)
     box(axes, (0.75, 5.2), (1.3, 0.62), "Grain\nthe questions", GREY)
     box(axes, (5.25, 5.2), (1.3, 0.62), "reward_func.py\nthe points", GREEN, fontsize=10)
-    box(
-        axes,
-        (1.5, 4.05),
-        (2.8, 0.8),
-        "Tunix: RLCluster\nmodels on chips,\nweights for the sampler",
-        ORANGE,
-    )
+    cluster = "Tunix: RLCluster\nmodels on chips,\nweights for the sampler"
+    box(axes, (1.5, 4.05), (2.8, 0.8), cluster, ORANGE)
     box(axes, (0.98, 2.8), (1.8, 0.9), "generation\nmodel/rollout.py\nvLLM (TPU)", ORANGE)
     box(axes, (3.0, 2.8), (1.95, 0.9), "MaxText: the Llama\npolicy (trained)\nreference (frozen)", ORANGE)
     box(axes, (5.05, 2.8), (1.75, 0.9), "Optax, Orbax\nweight updates,\ncheckpoints", GREY)
@@ -275,7 +264,7 @@ def stack() -> plt.Figure:
 
 def memory(table: Path) -> plt.Figure:
     """What PPO and GRPO keep on the chip, at 8 billion parameters in bfloat16."""
-    row = next(row for row in read_csv(table) if row["network"].startswith("8 billion, bfloat16"))
+    row = pd.read_csv(table, index_col="network").loc["8 billion, bfloat16, reference in bfloat16"]
     figure, [axes] = panels(1, height=3.0)
     parts = {"weights": BLUE, "gradients": BLUE, "adam_moments": BLUE, "reference": GREY, "critic": RED}
     words = {"adam_moments": "Adam", "critic": "critic: weights,\ngradients, Adam"}
@@ -284,7 +273,7 @@ def memory(table: Path) -> plt.Figure:
         for name, colour in parts.items():
             if name == "critic" and method == "GRPO":
                 continue
-            size = int(row[name]) / 1e9
+            size = row[name] / 1e9
             axes.barh(y, size, left=left, color=f"{colour}30", edgecolor=colour, height=0.6)
             upright = {"rotation": 90} if size < 20 else {}
             say(axes, left + size / 2, y, f"{words.get(name, name)}\n{size:.1f}", fontsize=10, **upright)
@@ -333,11 +322,8 @@ def mesh_and_axis_rules() -> plt.Figure:
         pieces = rows * columns
         for i in range(pieces):
             row, column = divmod(i, columns)
-            corner = column / columns, row / rows
-            mine = i == 0
-            one.add_patch(
-                Rectangle(corner, 1 / columns, 1 / rows, fc=f"{BLUE}50" if mine else "none", ec=GREY)
-            )
+            look = {"fc": "none" if i else f"{BLUE}50", "ec": GREY}
+            one.add_patch(Rectangle((column / columns, row / rows), 1 / columns, 1 / rows, **look))
         say(one, 0.5, 1.1, "device 0: " + (f"1/{pieces}" if pieces > 1 else "everything"))
         one.set(title=f"{name}\nmesh {mesh}", xlim=(0, 1), ylim=(1.25, 0), xticks=[], yticks=[], aspect=1)
         one.spines[:].set_visible(False)

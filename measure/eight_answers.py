@@ -15,16 +15,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "5_GRPO_Maxtext"
 QUESTION = "Tom has 14 coins and gives away 7. How many coins are left?"  # in step 1 with SEED=0
-KEPT = ("text", "reward", "advantage", "pieces", "log_prob")  # of an answer
+KEPT = ("text", "reward", "advantage", "pieces", "log_prob")  # points, standard deviations, tokens, nats
 
 
 def transcript(run: Path) -> dict:
-    """The group of QUESTION in a run's first step, and eight answers of its last checkpoint.
-
-    Returns:
-        question, answer; before: a list of text, reward (points), advantage (standard deviations), the
-        tokens' pieces and their log_prob (nats) per answer; after: a list of texts.
-    """
+    """The group of QUESTION in a run's first step, and the texts of eight answers of its last checkpoint."""
     lines = map(json.loads, (run / "answers.jsonl").read_text().splitlines())
     [group] = [line for line in lines if line["step"] == 1 and line["question"] == QUESTION]
     with tempfile.TemporaryDirectory() as folder:
@@ -33,12 +28,9 @@ def transcript(run: Path) -> dict:
         words = [f"CHECKPOINT={run}", f"INPUT={asked}", f"OUTPUT={answered}", "SAMPLES=8"]
         subprocess.run([sys.executable, FOLDER / "inference.py", *words], check=True)
         after = json.loads(answered.read_text())
-    return {
-        "question": QUESTION,
-        "answer": group["answer"],
-        "before": [{name: c[name] for name in KEPT} for c in group["completions"]],
-        "after": after["completions"],
-    }
+    before = [{name: c[name] for name in KEPT} for c in group["completions"]]
+    answers = {"before": before, "after": after["completions"]}
+    return {"question": QUESTION, "answer": group["answer"]} | answers
 
 
 def main() -> None:

@@ -31,10 +31,8 @@ def edited(folder: Path, edits: Edits) -> dict[Path, str]:
         path = folder / name
         text = texts.get(path) or path.read_text()
         if text.count(old) != 1:
-            raise SystemExit(
-                f"error: {path.relative_to(ROOT)}: the patch's text is there {text.count(old)} times, "
-                f"not once; adapt study.toml: {old!r}"
-            )
+            times = f"the patch's text is there {text.count(old)} times, not once"
+            raise SystemExit(f"error: {path.relative_to(ROOT)}: {times}; adapt study.toml: {old!r}")
         texts[path] = text.replace(old, new)
     return texts
 

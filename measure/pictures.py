@@ -3,19 +3,17 @@
 import io
 import re
 import runpy
-import statistics
 import tomllib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import matplotlib
 import numpy as np
-import pandas
+import pandas as pd
 from matplotlib.text import Text
-
-from measure.columns import read_csv
+from matplotlib.ticker import NullLocator, PercentFormatter
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -86,24 +84,16 @@ def save(figure: plt.Figure, path: Path) -> None:
 
 
 # %% Pieces -----------------------------------------------------------------------------------------------
-def grouped(rows: Sequence[dict[str, str]], *names: str) -> dict[tuple[str, ...], list[dict[str, str]]]:
+def grouped(rows: pd.DataFrame, *names: str) -> dict:
     """The lines by what these columns hold, in the order of appearance."""
-    groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[name] for name in names), []).append(row)
-    return groups
+    return dict(list(rows.groupby(names[0] if len(names) == 1 else list(names), sort=False)))
 
 
-def numbers(rows: Sequence[dict[str, str]], name: str) -> np.ndarray:
-    """A column."""
-    return np.array([float(row[name]) for row in rows])
-
-
-def log_of(rows: Sequence[dict[str, str]]) -> SimpleNamespace:
+def log_of(rows: pd.DataFrame) -> SimpleNamespace:
     """A log's columns as a script has them, each [seeds, rows]."""
-    seeds = list(grouped(rows, "seed").values())
-    return SimpleNamespace(**{name: np.stack([numbers(one, name) for one in seeds])
-                              for name in rows[0] if name not in ("method", "variant", "seed")})  # fmt: skip
+    columns = rows.drop(columns=["method", "variant"], errors="ignore").astype(float)
+    seeds = rows.seed.nunique()
+    return SimpleNamespace(**{name: columns[name].to_numpy().reshape(seeds, -1) for name in columns})
 
 
 def panels(rows: int, columns: int = 1, height: float = 2.6, **options) -> tuple[plt.Figure, list[plt.Axes]]:
@@ -126,9 +116,9 @@ def band_of(axes: plt.Axes, x: np.ndarray, values: np.ndarray, color: str, label
     band(axes, x, values.mean(axis=0), values.min(axis=0), values.max(axis=0), color, label)
 
 
-def draw_band(axes: plt.Axes, rows: Sequence[dict[str, str]], color: str, label: str | None = None) -> None:
+def draw_band(axes: plt.Axes, rows: pd.DataFrame, color: str, label: str | None = None) -> None:
     """The same of a table with the columns env_step, mean, low, high."""
-    band(axes, *(numbers(rows, name) for name in ("env_step", "mean", "low", "high")), color, label)
+    band(axes, rows.env_step, rows["mean"], rows.low, rows.high, color, label)
 
 
 def key_below(figure: plt.Figure, axes: plt.Axes, columns: int = 2) -> plt.Figure:
@@ -140,8 +130,7 @@ def key_below(figure: plt.Figure, axes: plt.Axes, columns: int = 2) -> plt.Figur
 
 def returns_of(table: Path) -> dict[str, np.ndarray]:
     """The seeds' last policies, by what was changed."""
-    groups = grouped(read_csv(table), "changed")
-    return {label: numbers(rows, "eval_return") for (label,), rows in groups.items()}
+    return {label: rows.eval_return for label, rows in grouped(pd.read_csv(table), "changed").items()}
 
 
 def by_seed(groups: dict[str, tuple[np.ndarray, str]], height: float) -> tuple[plt.Figure, plt.Axes]:
@@ -164,20 +153,19 @@ def of_chapter(folder: str, name: str, *given) -> plt.Figure:
 
 def of_log(folder: str, name: str, *more) -> Callable[[Path], plt.Figure]:
     """A function that draws such a picture from a log."""
-    return lambda log: of_chapter(folder, name, log_of(read_csv(log)), *more)
+    return lambda log: of_chapter(folder, name, log_of(pd.read_csv(log)), *more)
 
 
 # %% Folder 1 -------------------------------------------------------------------------------------------
 def q_learning_curve(log: Path) -> plt.Figure:
     """Return and largest error."""
-    rows = read_csv(log)
-    columns = np.stack([numbers(rows, name) for name in ("episode", "epsilon", "return", "steps")], axis=1)
-    return of_chapter("1_Q_Learning", "draw_learning_curve", columns, numbers(rows, "max_abs_error"), 95.0)
+    rows = pd.read_csv(log).to_numpy()
+    return of_chapter("1_Q_Learning", "draw_learning_curve", rows[:, :4], rows[:, 4], 95.0)
 
 
 def q_table(table: Path) -> plt.Figure:
     """All values on the grid."""
-    values = np.stack([numbers(read_csv(table), name) for name in ("up", "down", "left", "right")], axis=1)
+    values = pd.read_csv(table, index_col="state").to_numpy()
     return of_chapter("1_Q_Learning", "draw_q_table", values, [(-1, 0), (1, 0), (0, -1), (0, 1)])
 
 
@@ -185,13 +173,12 @@ def step_sizes(curves: Path) -> plt.Figure:
     """Above: largest error. Below: return. Lines are means over the seeds, bands lowest to highest."""
     figure, both = panels(2, sharex=True)
     colors = (BLUE, ORANGE, GREY, GREEN, RED)
-    for ((label,), rows), color in zip(grouped(read_csv(curves), "changed").items(), colors, strict=True):
-        rows = [rows[i] for i in sorted({*np.geomspace(1, len(rows), 150).astype(int) - 1})]
+    for (label, rows), color in zip(grouped(pd.read_csv(curves), "changed").items(), colors, strict=True):
+        rows = rows.iloc[np.unique(np.geomspace(1, len(rows), 150).astype(int)) - 1]
+        width = 4 if label == "unchanged" else 1.5  # where a later one covers the first, both are seen
         for axes, name in zip(both, ("error", "return"), strict=True):
-            columns = "episode", *(f"{name}_{end}" for end in ("mean", "min", "max"))
-            # The first one thick: where a later one covers it, both are seen
-            width = 4 if label == "unchanged" else 1.5
-            band(axes, *(numbers(rows, key) for key in columns), color, label, linewidth=width)
+            ends = (rows[f"{name}_{end}"] for end in ("mean", "min", "max"))
+            band(axes, rows.episode, *ends, color, label, linewidth=width)
     both[0].set(xscale="log", yscale="log", title="largest error of the table")
     both[1].set(xlabel="episode", title="return (mean of 50 episodes)")
     return key_below(figure, both[0], 3)
@@ -216,12 +203,12 @@ def seeds_of_dqn(table: Path) -> plt.Figure:
 
 def overestimation(table: Path) -> plt.Figure:
     """What the network promises less what comes of it, with and without Double DQN."""
-    groups = grouped(read_csv(table), "changed")
+    groups = grouped(pd.read_csv(table), "changed")
     figure, both = panels(2, sharex=True)
     titles = "defaults: the estimate starts too low", "one-step targets, copied every 20 steps: too high"
     for axes, label, title in zip(both, ("", "N_STEPS=1 TARGET_SYNC_INTERVAL=20"), titles, strict=True):
-        draw_band(axes, groups[label or "unchanged",], BLUE, "Double DQN")
-        draw_band(axes, groups[f"{label} DOUBLE_DQN=False".strip(),], ORANGE, "plain max")
+        draw_band(axes, groups[label or "unchanged"], BLUE, "Double DQN")
+        draw_band(axes, groups[f"{label} DOUBLE_DQN=False".strip()], ORANGE, "plain max")
         axes.axhline(0, color=GREY, linewidth=1)
         axes.set(title=title, ylabel="estimate − true return")
     both[1].set_yscale("symlog", linthresh=100)  # a seed that runs away would flatten all others
@@ -257,7 +244,7 @@ def seeds_of_ppo(table: Path) -> plt.Figure:
     ticks = [150, 300, 600, 1200]
     axes.set(xscale="log", xlim=(1700, 125), title="What does worse, and the mean of ten seeds")
     axes.set_xticks(ticks, [f"−{tick:,}" for tick in ticks])
-    axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("return of the last policy, logarithmic")
     return figure
 
@@ -271,12 +258,11 @@ FAILURES = {  # the rows from which most is to be learned
 
 def failures(table: Path) -> plt.Figure:
     """The greedy policy's learning curve of each row of FAILURES, above that of the first row in grey."""
-    groups = grouped(read_csv(table), "changed")
+    groups = grouped(pd.read_csv(table), "changed")
     figure, axes = panels(3, 2, 2.1, sharex=True, sharey=True)
-    unchanged = [numbers(groups["unchanged",], name) for name in ("env_step", "mean")]
     for one, (label, words) in zip(axes, FAILURES.items(), strict=True):
-        one.plot(*unchanged, color=GREY, label="unchanged")
-        draw_band(one, groups[label,], BLUE, "changed")
+        one.plot(groups["unchanged"].env_step, groups["unchanged"]["mean"], color=GREY, label="unchanged")
+        draw_band(one, groups[label], BLUE, "changed")
         one.set_title(f"{words}\n", fontsize=11)
         one.text(0, 1.03, label, fontsize=8, color=GREY, transform=one.transAxes)
         one.set_xticks([0, 50_000, 100_000])
@@ -286,47 +272,38 @@ def failures(table: Path) -> plt.Figure:
 
 
 BASELINES = {"critic_baseline": BLUE, "batch_mean": GREY, "no_baseline": ORANGE}
-CREDIT = {"True": "return to go", "False": "whole return"}
+CREDIT = {True: "return to go", False: "whole return"}
 
 
 def baselines(table: Path) -> plt.Figure:
     """Greedy return against steps: a row for each baseline, a column for each kind of credit."""
-    groups = grouped(read_csv(table), "changed")
+    groups = grouped(pd.read_csv(table), "changed")
     figure, axes = panels(3, 2, 1.7, sharex=True, sharey=True)
     pairs = [(baseline, to_go) for baseline in BASELINES for to_go in CREDIT]
     for one, (baseline, to_go) in zip(axes, pairs, strict=True):
-        draw_band(one, groups[f"REWARD_TO_GO={to_go} BASELINE={baseline}",], BASELINES[baseline])
+        draw_band(one, groups[f"REWARD_TO_GO={to_go} BASELINE={baseline}"], BASELINES[baseline])
         one.set_title(f"{baseline.replace('_', ' ')}, {CREDIT[to_go]}")
         one.set(ylim=(0, 515), xticks=[0, 50_000, 100_000])
     figure.supxlabel("environment step", fontsize=11)
     return figure
 
 
-def noise(line: dict[str, str], lines: Sequence[dict[str, str]]) -> float:
-    """An estimator's variance over the squared length of its mean, which is what it is to find.
-
-    Returns to go and whole returns estimate two vectors of different lengths. Without a baseline the noise
-    hides the mean, so the length is taken from the last estimator of the same kind of credit at the same
-    policy, which has a baseline; nan where `spread_of` finds it hidden there as well.
-    """
-    if line["baseline"] != "no_baseline":
-        return float(line["ratio"])
-    kind = ("env_step", "reward_to_go")
-    other = [x for x in lines if all(x[name] == line[name] for name in kind)][-1]
-    return float(line["trace"]) / float(other["trace"]) * float(other["ratio"])
-
-
 def gradient_variance(table: Path) -> plt.Figure:
-    """Above: noise of the five estimates at one policy. Below: variance of two, along the training."""
-    lines = read_csv(table)
+    """Above: noise of the five estimates at one policy. Below: variance of two, along the training.
+
+    The noise is an estimator's variance over the squared length of its mean, which is what it is to find.
+    Returns to go and whole returns estimate two vectors of different lengths. Without a baseline the noise
+    hides the mean, so the length is taken from the last estimator of the same kind of credit, which has one.
+    """
+    lines = pd.read_csv(table)
     figure, (above, below) = panels(2, height=2.9)
-    steps = list(dict.fromkeys(int(line["env_step"]) for line in lines))
-    bars = [
-        line for line in lines if int(line["env_step"]) == steps[2]
-    ]  # much is learned, and it still falls
-    labels = [f"{line['baseline'].replace('_', ' ')},\n{CREDIT[line['reward_to_go']]}" for line in bars]
-    noises = [noise(line, lines) for line in bars]
-    above.barh(labels, noises, color=[BASELINES[line["baseline"]] for line in bars])
+    steps = lines.env_step.unique()
+    bars = lines[lines.env_step == steps[2]]  # much is learned, and it still falls
+    lengths = (bars.trace / bars.ratio).groupby(bars.reward_to_go).transform("last")
+    noises = bars.ratio.where(bars.baseline != "no_baseline", bars.trace / lengths)
+    kinds = zip(bars.baseline, bars.reward_to_go)
+    labels = [f"{baseline.replace('_', ' ')},\n{CREDIT[to_go]}" for baseline, to_go in kinds]
+    above.barh(labels, noises, color=bars.baseline.map(BASELINES))
     for y, value in enumerate(noises):
         if np.isfinite(value):
             digits = 1 - int(np.floor(np.log10(value)))  # two that count
@@ -335,9 +312,9 @@ def gradient_variance(table: Path) -> plt.Figure:
     above.set_title(f"variance / (length of the mean gradient)² at step {steps[2]:,}")
     above.invert_yaxis()
     for baseline in ("no_baseline", "critic_baseline"):
-        mine = [line for line in lines if (line["reward_to_go"], line["baseline"]) == ("True", baseline)]
+        mine = lines[lines.reward_to_go & (lines.baseline == baseline)]
         label = f"{baseline.replace('_', ' ')}, return to go"
-        below.plot(steps, numbers(mine, "trace"), color=BASELINES[baseline], marker="o", label=label)
+        below.plot(steps, mine.trace, color=BASELINES[baseline], marker="o", label=label)
     below.set(xlabel="policy frozen at environment step", yscale="log", title="variance along one training")
     return key_below(figure, below)
 
@@ -345,20 +322,20 @@ def gradient_variance(table: Path) -> plt.Figure:
 # %% Folder 4 -------------------------------------------------------------------------------------------
 def accuracy(table: Path) -> plt.Figure:
     """All four methods while they learn."""
-    logs = {method: log_of(rows) for (method,), rows in grouped(read_csv(table), "method").items()}
+    logs = {method: log_of(rows) for method, rows in grouped(pd.read_csv(table), "method").items()}
     return of_chapter("4_GRPO_MNIST", "draw_accuracy", logs)
 
 
 def pull(table: Path) -> plt.Figure:
     """The pull on an image against its probability, both logarithmic: what dividing by the spread does."""
-    rows = read_csv(table)
+    rows = pd.read_csv(table)
     figure, [axes] = panels(1, height=3.8)
     for name, text, color, place in (
         ("cross_entropy", "cross-entropy: told the digit", GREY, (1.5e-3, 1.3)),
         ("group_std", "group_std, G = 8: GRPO", BLUE, (1.2e-3, 0.06)),
         ("group", "group, G = 8: mean only", ORANGE, (0.02, 6e-3)),
     ):
-        axes.loglog(numbers(rows, "p"), numbers(rows, name), color=color, linewidth=2)
+        axes.loglog(rows.p, rows[name], color=color, linewidth=2)
         axes.text(*place, text, color=color)
     title = "Pull on an image: dividing by the spread pulls harder"
     axes.set(xlabel="p: probability of the right digit", ylim=(5e-4, 6), title=title)
@@ -368,24 +345,23 @@ def pull(table: Path) -> plt.Figure:
 # %% Folder 5 -------------------------------------------------------------------------------------------
 def report(log: Path, seeds: Path) -> plt.Figure:
     """While a run trains: its own answers and held-out questions. Below: the test before and after."""
-    rows, result = read_csv(log), read_csv(seeds)[0]
+    rows, result = pd.read_csv(log), pd.read_csv(seeds).iloc[0]
     reading, column = "answer", "correct"
-    if float(result["after_answer_accuracy"]) < 0.1:  # answers are paid by their last number
+    if result.after_answer_accuracy < 0.1:  # answers are paid by their last number
         reading, column = "lenient", "correct_lenient"
-    held_out = [row for row in rows if row[f"held_out_{column}"] != "nan"]
+    held_out = rows.set_index("step")[f"held_out_{column}"].dropna()
     figure, (above, below) = panels(2, height=2.7, height_ratios=(2, 1))
     lines = {"zero_variance": (GREY, "groups without signal"), column: (BLUE, "the step's answers: right")}
     if column == "correct":
         lines["format_ok"] = ORANGE, "the step's answers: format right"
     for name, (color, label) in lines.items():
-        above.plot(numbers(rows, "step"), numbers(rows, name), color=color, lw=1, label=label)
-    above.plot(*(numbers(held_out, name) for name in ("step", f"held_out_{column}")), color=GREEN, marker="o",
-               lw=2, label="held-out questions: right")  # fmt: skip
+        above.plot(rows.step, rows[name], color=color, lw=1, label=label)
+    above.plot(held_out, color=GREEN, marker="o", lw=2, label="held-out questions: right")
     above.set(ylim=(-0.02, 1.02), xlabel="training step")
-    above.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1))
+    above.yaxis.set_major_formatter(PercentFormatter(1))
     for y, (when, color) in enumerate((("before", GREY), ("after", BLUE))):
         places = np.arange(2) - 0.2 + 0.4 * y
-        values = [100 * float(result[f"{when}_{kind}{reading}_accuracy"]) for kind in ("", "greedy_")]
+        values = [100 * result[f"{when}_{kind}{reading}_accuracy"] for kind in ("", "greedy_")]
         below.barh(places, values, 0.38, color=color)
         for place, value in zip(places, values, strict=True):
             below.text(value + 1, place, f"{value:.0f} %, {when}", va="center")
@@ -399,17 +375,16 @@ def report(log: Path, seeds: Path) -> plt.Figure:
 def pass_at_k(table: Path) -> plt.Figure:
     """Right answers among k, untrained and trained."""
     figure, both = panels(1, 2, 3.3, sharey=True)
+    readings = grouped(pd.read_csv(table), "reading")
     words = {"strict": "right, in the format asked for", "lenient": "right by the last number"}
     for axes, (reading, title) in zip(both, words.items(), strict=True):
-        mine = [row for row in read_csv(table) if row["reading"] == reading]
-        for i, rows in enumerate(grouped(mine, "model").values()):
+        for i, rows in enumerate(grouped(readings[reading], "model").values()):
             color, label = (BLUE, "trained" if i == 1 else None) if i else (GREY, "untrained")
-            band(axes, *(numbers(rows, name) for name in ("k", "pass_at_k", "low", "high")), color, label,
-                 marker="o", ms=3)  # fmt: skip
+            band(axes, rows.k, rows.pass_at_k, rows.low, rows.high, color, label, marker="o", ms=3)
         axes.set_xscale("log", base=2)
         axes.set_xticks([1, 4, 16, 64, 256], ["1", "4", "16", "64", "256"])
         axes.set(xlabel="k, answers per question", title=title)
-    both[0].yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1))
+    both[0].yaxis.set_major_formatter(PercentFormatter(1))
     return key_below(figure, both[0])
 
 
@@ -422,7 +397,7 @@ def methods(table: Path) -> plt.Figure:
     """Each method less its counterpart, with intervals: one answer, and the best of 64."""
     import methods as study
 
-    lines = pandas.read_csv(table)
+    lines = pd.read_csv(table)
     present = dict.fromkeys(lines.method)
     counterpart = {name: study.METHODS.get(name, ("", "GRPO"))[1] for name in present}
     shown = [name for name in (*METHODS, *(present.keys() - study.METHODS.keys()))
@@ -448,13 +423,12 @@ def methods_pass_at_k(table: Path) -> plt.Figure:
     """Does MaxRL keep what only many answers find?"""
     figure, [axes] = panels(1, height=3.6)
     for method, color in {"untrained": GREY, "GRPO, 0/1 reward": ORANGE, "MaxRL": BLUE}.items():
-        rows = [row for row in read_csv(table) if row["method"] == method]
-        columns = (numbers(rows, name) for name in ("k", "mean", "lowest", "highest"))
-        band(axes, *columns, color, method, marker="o", ms=3)
+        rows = pd.read_csv(table).query("method == @method")
+        band(axes, rows.k, rows["mean"], rows.lowest, rows.highest, color, method, marker="o", ms=3)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(numbers(rows, "k"), [row["k"] for row in rows])
+    axes.set_xticks(rows.k, rows.k)
     axes.set(xlabel="k, answers per question", title="questions with a right answer among k")
-    axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1))
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
     return key_below(figure, axes, 3)
 
 
@@ -462,10 +436,10 @@ def methods_dense(table: Path) -> plt.Figure:
     """What a signal at every token buys."""
     figure, [axes] = panels(1, height=3.4)
     for method, color in {"GRPO": ORANGE, "distillation": BLUE}.items():
-        log = log_of([row for row in read_csv(table) if row["method"] == method])
+        log = log_of(pd.read_csv(table).query("method == @method"))
         band_of(axes, log.graded.mean(axis=0), log.held_out, color, method)
     axes.set(xlabel="answers sampled", title="held-out questions right, one answer", ylim=(0, 1))
-    axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1))
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
     return key_below(figure, axes)
 
 
@@ -479,11 +453,11 @@ VARIANTS = {  # of the grid in turns: what works, and the mistakes
 def turns(table: Path) -> plt.Figure:
     """Return against the optimum: two kinds of credit and three worlds, and the mistakes."""
     figure, both = panels(2, height=3.1, sharex=True)
-    groups, names = grouped(read_csv(table), "variant"), list(VARIANTS)
+    groups, names = grouped(pd.read_csv(table), "variant"), list(VARIANTS)
     titles = "return, mean over all starts", "the same with a mistake"
     for axes, title, shown in zip(both, titles, (names[:4], [names[0], *names[4:]]), strict=True):
         for name in shown:
-            log = log_of(groups[name,])
+            log = log_of(groups[name])
             band_of(axes, log.step[0], log.reward, VARIANTS[name], name)
         axes.axhline(95.57, color=INK, lw=0.8, ls="--", label="optimum of the plain grid")
         axes.set(ylim=(-10, 100), title=title)
@@ -497,8 +471,8 @@ def mismatch(table: Path, window: int = 10) -> plt.Figure:
     figure, both = panels(2, sharex=True)
     labels = {"mismatch": "mismatch, nats per token", "correct": "share of answers right"}
     for axes, (name, title) in zip(both, labels.items(), strict=True):
-        variants = grouped(read_csv(table), "variant").items()
-        for ((variant,), rows), color in zip(variants, (BLUE, ORANGE, GREEN), strict=True):
+        variants = grouped(pd.read_csv(table), "variant").items()
+        for (variant, rows), color in zip(variants, (BLUE, ORANGE, GREEN), strict=True):
             log = log_of(rows)
             means = np.stack([np.convolve(row, np.ones(window) / window, "valid") for row in vars(log)[name]])
             band_of(axes, log.graded.mean(axis=0)[window - 1 :], means, color, variant)
@@ -509,16 +483,17 @@ def mismatch(table: Path, window: int = 10) -> plt.Figure:
 
 def scaling(table: Path) -> plt.Figure:
     """Seconds and memory of a step as a share of TRL's, in each setting."""
-    by_setting = grouped(read_csv(table), "model", "tokens", "questions")
+    by_setting = grouped(pd.read_csv(table), "model", "tokens", "questions")
     figure, [axes] = panels(1, height=4.4)
     labels = []
     for y, ((model, tokens, questions), rows) in enumerate(by_setting.items()):
-        parts = [f"{model} parameters"] if y < 5 else [f"{tokens} tokens"] * (tokens != "128")
-        labels += [*parts, *[f"{questions} questions"] * (questions != "4")]
-        for name, color, label in (("seconds_per_step", BLUE, "time"), ("peak_gib", ORANGE, "memory")):
-            medians = {program: statistics.median(numbers(mine, name))
-                       for (program,), mine in grouped(rows, "program").items()}  # fmt: skip
-            axes.plot(medians["ours"] / medians["trl"], y, "o", color=color, label=None if y else label)
+        parts = [f"{model} parameters"] if y < 5 else [f"{tokens} tokens"] * (tokens != 128)
+        labels += [*parts, *[f"{questions} questions"] * (questions != 4)]
+        medians = rows.groupby("program")[["seconds_per_step", "peak_gib"]].median()
+        for share, color, label in zip(
+            medians.loc["ours"] / medians.loc["trl"], (BLUE, ORANGE), ("time", "memory")
+        ):
+            axes.plot(share, y, "o", color=color, label=None if y else label)
     axes.axvline(1, color=INK, lw=0.8)
     axes.set_yticks(range(len(labels)), labels)
     axes.grid(axis="y", color=GREY, alpha=0.25)

@@ -131,9 +131,8 @@ class Job:
             return lock.digest([lock.code_of(ROOT / name) for name in scripts]), lock.digest(words)
         runs = self.runs()
         code = sorted(lock.code_of(script) for script in {run.source() for run in runs})
-        return lock.digest(code, function, self.make.get("figures")), lock.digest(
-            given, [run.given() for run in runs]
-        )
+        given = lock.digest(given, [run.given() for run in runs])
+        return lock.digest(code, function, self.make.get("figures")), given
 
     def command(self) -> str:
         """What one types to make this."""
@@ -161,20 +160,14 @@ def drawn_with() -> str:
 
 # %% Running --------------------------------------------------------------------------------------------
 def filled(words: Sequence[str], places: dict[str, str]) -> list[str]:
-    """A command's words with this machine's paths for NAME=PATH.
-
-    Raises:
-        FileNotFoundError: a NAME=PATH that isn't given, or isn't there; or a NAME=a/path that isn't there.
-    """
+    """A command's words with this machine's paths for NAME=PATH; FileNotFoundError if a path isn't there."""
     new = []
     for word in words:
         name, _, value = word.partition("=")
         value = places.get(name, value) if value == "PATH" else value
-        if value == "PATH" or (name.isupper() and "/" in value and not any(
-            (place / part.partition(":")[0]).exists()
-            for part in value.split(",")
-            for place in PLACES
-        )):  # fmt: skip
+        parts = [part.partition(":")[0] for part in value.split(",")]
+        there = any((place / part).exists() for part in parts for place in PLACES)
+        if value == "PATH" or (name.isupper() and "/" in value and not there):
             raise FileNotFoundError(f"{name}={value} isn't there; give {name}=path")
         new.append(f"{name}={value}" if value else word)
     return new
@@ -252,12 +245,11 @@ def table(job: Job, store: Path) -> Iterator[dict[str, Any]]:
     for row in job.rows():
         runs = job.runs_of(row)
         named = {k: v or "unchanged" if k == "changed" else v for k, v in row.items() if k not in NOT_COLUMNS}
+        parts = [(named, runs)]
         if job.make.get("key") == "command":
-            named = {"command": runs[0].command()}
-        if "seeds" in job.make and job.make.get("key") == "command":  # a command per seed
-            yield from ({"command": r.command()} | line for r in runs for line in add([r.folder(store)]))
-        else:
-            yield from (named | line for line in add([run.folder(store) for run in runs]))
+            parts = [({"command": run.command()}, [run]) for run in runs]
+        for key, some in parts:
+            yield from (key | line for line in add([run.folder(store) for run in some]))
 
 
 def make(job: Job, places: dict[str, str], out: Path, store: Path, workers: int) -> float:
@@ -318,9 +310,8 @@ def listing(found: Sequence[tuple[Job, Path, str]]) -> str:
         name = str(path.relative_to(ROOT))
         known = entries.get(name, {}).get("minutes")
         minutes[id(job.make)] = known or 0
-        lines.append(
-            f"{name}: {why}\n    {job.command()}  ({f'{known:g} minutes' if known else 'minutes unknown'})"
-        )
+        cost = f"{known:g} minutes" if known else "minutes unknown"
+        lines.append(f"{name}: {why}\n    {job.command()}  ({cost})")
     return "\n".join([*lines, f"{len(found)} products are out of date: {sum(minutes.values()):.0f} minutes"])
 
 
@@ -353,24 +344,21 @@ def main(arguments: Sequence[str]) -> None:
     found = chosen(only := options.pop("ONLY", ""))
     if options.pop("PICTURES", "") == "True":
         found = [job for job in found if "draw" in job.make]
-    workers, out = int(options.pop("WORKERS", 1)), Path(options.pop("OUT", ROOT))
+    workers = int(options.pop("WORKERS", 1))
     if options.pop("STALE", "") == "True":
         print(listing(stale(found)))
     elif options.pop("MARK", "") == "True":
         mark(jobs())
     else:
         old = [job.make for job, _, _ in stale(found)]
-        for job in (
-            found if only and "draw" not in found[0].make else [job for job in found if job.make in old]
-        ):
+        if not only or "draw" in found[0].make:
+            found = [job for job in found if job.make in old]
+        for job in found:
             print(f"{job.command()}\n  -> {', '.join(job.make['files'])}", flush=True)
             try:
-                minutes = make(job, options, out, ROOT / "runs" / "measure", workers)
+                record(job, make(job, options, ROOT, ROOT / "runs" / "measure", workers))
             except FileNotFoundError as error:
                 print(f"  left out: {error}")
-                continue
-            if out == ROOT:
-                record(job, minutes)
 
 
 if __name__ == "__main__":

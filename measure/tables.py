@@ -40,9 +40,9 @@ def shown(value: float, form: str) -> str:
 
 
 def values(rows: Rows, column: str) -> list[float]:
-    """A column's numbers; `100*column` in percent."""
+    """A column's numbers, of the rows that have it; `100*column` in percent."""
     factor, _, name = column.rpartition("*")
-    return [float(factor or 1) * float(row[name]) for row in rows]
+    return [float(factor or 1) * float(row[name]) for row in rows if name in row]
 
 
 def spread(rows: Rows, column: str, form: str) -> str:
@@ -71,6 +71,12 @@ def count(rows: Rows, column: str, wanted: str) -> str:
     return f"{hits} / {len(rows)}"
 
 
+def size(rows: Rows, column: str, _: str) -> str:
+    """Bytes, in MB or GB; in GB where the network's weights fill one."""
+    [unit, form] = (1e6, "{:.2f} MB") if values(rows, "weights")[0] < 1e9 else (1e9, "{:.1f} GB")
+    return form.format(values(rows, column)[0] / unit)
+
+
 def label(rows: Rows, column: str, _: str) -> str:
     """Constants as code; "unchanged" and nothing as they are."""
     text = rows[0][column]
@@ -79,6 +85,7 @@ def label(rows: Rows, column: str, _: str) -> str:
 
 KINDS: dict[str, Callable[[Rows, str, str], str]] = {
     "label": label,
+    "size": size,
     "text": lambda rows, column, _: rows[0][column],
     "number": lambda rows, column, form: shown(values(rows, column)[0], form),
     "yes": lambda rows, column, _: "yes" if rows[0][column] == "True" else "no",
@@ -92,10 +99,14 @@ KINDS: dict[str, Callable[[Rows, str, str], str]] = {
 
 
 def matching(rows: Rows, conditions: Sequence[str]) -> Rows:
-    """The rows for which all of `column=value`, `column!=value` hold."""
+    """The rows for which all of `column=value`, `column!=value`, `column<=number`, `column>number` hold."""
     for condition in conditions:
-        name, unequal, value = re.fullmatch(r"([^!=]+)(!?)=(.*)", condition).groups()
-        rows = [row for row in rows if (row[name] == value) != bool(unequal)]
+        name, sign, value = re.fullmatch(r"(\w+)(=|!=|<=|>)(.*)", condition).groups()
+        if sign in ("=", "!="):
+            rows = [row for row in rows if (row[name] == value) == (sign == "=")]
+        else:  # a row of another table has no such column
+            rows = [row for row in rows if name in row]
+            rows = [row for row in rows if (float(row[name]) <= float(value)) == (sign == "<=")]
     return rows
 
 
@@ -191,22 +202,6 @@ def group_sizes(folder: Path, language: int) -> list[list[str]]:
     return lines
 
 
-def memory(folder: Path, language: int) -> list[list[str]]:
-    """Folder 4: what has to be kept."""
-    heading = (
-        ["network, dtypes", "weights", "gradients", "Adam moments", "critic", "reference", "GRPO", "PPO",
-         "GRPO + reference", "PPO + reference"],
-        ["網路、型別", "權重", "梯度", "Adam 動差", "critic", "參考模型", "GRPO", "PPO", "GRPO + 參考模型",
-         "PPO + 參考模型"],
-    )[language]  # fmt: skip
-    lines = [heading]
-    for row in read_csv(folder / "assets" / "memory.csv"):
-        name, *sizes = row.values()
-        unit, text = (1e6, "{:.2f} MB") if float(sizes[0]) < 1e9 else (1e9, "{:.1f} GB")
-        lines.append([name, *(text.format(float(size) / unit) for size in sizes)])
-    return lines
-
-
 def peers(folder: Path, language: int) -> list[list[str]]:
     """Ours beside other libraries, from benchmarks/*_against_peers.csv."""
     import against_peers
@@ -219,10 +214,8 @@ def peers(folder: Path, language: int) -> list[list[str]]:
          "達標種子數", "達標步數", "達標秒數"],
     )[language]  # fmt: skip
     rows = read_csv(ROOT / "benchmarks" / f"{name}_against_peers.csv")
-    return [
-        heading,
-        *([part.strip() for part in line.strip("| ").split(" | ")] for line in against_peers.table(rows)),
-    ]
+    lines = against_peers.table(rows)
+    return [heading, *([part.strip() for part in line.strip("| ").split(" | ")] for line in lines)]
 
 
 def methods(folder: Path, language: int) -> list[list[str]]:
@@ -231,42 +224,10 @@ def methods(folder: Path, language: int) -> list[list[str]]:
     import pandas as pd
 
     files = [folder / "assets" / f"methods{name}.csv" for name in ("", "_curves")]
-    lines = study.table(*map(pd.read_csv, files))
-    heading = (lines[0], "| 方法 | 評過的回答 | pass@1 | pass@8 | pass@64 | 貪婪 | 熵 | 長度 "
-               "| 到最佳的 90 % 所需的回答 | pass@1 減去對照方法的 |")[language]  # fmt: skip
-    return [[part.strip() for part in line.strip("| ").split(" | ")] for line in [heading, *lines[2:]]]
-
-
-def learned_when(folder: Path, language: int) -> list[list[str]]:
-    """Folder 5: what the default run's log shows at three steps and over the last twenty."""
-    heading = (["step", "form right", "right by the last number", "groups without signal"],
-               ["步", "格式正確", "看最後一個數字答對", "沒有訊號的群組"])[language]  # fmt: skip
-    log = read_csv(folder / "assets" / "train_log.csv")
-    names = ("format_ok", "correct_lenient", "zero_variance")
-    parts = [(str(step), log[step - 1 : step]) for step in (1, 13, 25)]
-    parts.append((("81 to 100, mean", "81 到 100，平均")[language], log[80:100]))
-    means = [[text, *(f"{statistics.mean(values(rows, f'100*{name}')):.0f} %" for name in names)]
-             for text, rows in parts]  # fmt: skip
-    return [heading, *means]
-
-
-def mismatch(folder: Path, language: int) -> list[list[str]]:
-    """Folder 5: means over the seeds, of the first and the last ten steps, and of the test questions."""
-    heading = (["", "`mismatch`, first → last ten steps", "`entropy`", "answers right in training",
-                "in the test, sampled"],
-               ["", "`mismatch`，最初十步 → 最後十步", "`entropy`", "訓練中答對",
-                "測試中答對（抽樣）"])[language]  # fmt: skip
-    runs, curves = (read_csv(folder / "assets" / f"{name}.csv") for name in ("mismatch", "mismatch_curves"))
-    lines = [heading]
-    for variant in dict.fromkeys(row["variant"] for row in runs):
-        mine = [row for row in curves if row["variant"] == variant]
-        ten = [row for row in mine if int(row["step"]) <= 10], [row for row in mine if int(row["step"]) > 90]
-        cells = [" → ".join(KINDS["mean"](rows, name, form) for rows in ten)
-                 for name, form in (("mismatch", ".3f"), ("entropy", ".2f"),
-                                    ("100*correct", ".0f"))]  # fmt: skip
-        test = spread([row for row in runs if row["variant"] == variant], "100*after_answer_accuracy", ".1f")
-        lines.append([variant, *cells[:2], f"{cells[2]} %", f"{test} %"])
-    return lines
+    english, *lines = study.table(*map(pd.read_csv, files))
+    chinese = ["方法", "評過的回答", "pass@1", "pass@8", "pass@64", "貪婪", "熵", "長度",
+               "到最佳的 90 % 所需的回答", "pass@1 減去對照方法的"]  # fmt: skip
+    return [chinese if language else english, *lines]
 
 
 def transcript(folder: Path, language: int) -> list[list[str]]:
@@ -280,7 +241,7 @@ def transcript(folder: Path, language: int) -> list[list[str]]:
 
 
 SPECIAL = {f.__name__: f for f in (
-    measured_when, sixty_paired, group_sizes, memory, peers, methods, learned_when, mismatch, transcript
+    measured_when, sixty_paired, group_sizes, peers, methods, transcript
 )}  # fmt: skip
 
 

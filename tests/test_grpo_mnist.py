@@ -229,7 +229,8 @@ def test_learns_the_packaged_subset_almost_as_well_as_when_told_the_digits():
     accuracy = {}
     for method in ("grpo", "cross_entropy"):
         c = variants.configure(["NUM_SEEDS=1", "NUM_EPOCHS=6", "LOGS_PER_EPOCH=1", f"METHOD={method}"])
-        agents, log, _ = (grpo_mnist if method == "grpo" else variants).train(c, subset())
+        script = grpo_mnist if method == "grpo" else variants
+        agents, log, _ = grpo_mnist.train(c, subset(), script.make_agent, script.update)
         [row] = environment.final_rows(c, grpo_mnist.policy, method, agents, log, subset())
         accuracy[method] = row["test_accuracy"]
     assert accuracy["grpo"] > 0.90 and accuracy["cross_entropy"] > 0.93

@@ -188,7 +188,8 @@ def test_seeds_side_by_side_by_hand(tmp_path):
     assert first == {"seed": 7, "eval_return": 500.0, "first_step_at_500": 2000, "largest_max_q": 5}
     assert second == {"seed": 8, "eval_return": 20.0, "first_step_at_500": "never", "largest_max_q": 9}
     names = "env_step", "mean", "low", "high"
-    at = [tuple(line[k] for k in names) for line in columns.overestimation([tmp_path])]
+    band = columns.band([tmp_path], "max_q - discounted_return")
+    at = [tuple(line[k] for k in names) for line in band]
     assert at == [("1000", 0.5, 0, 1), ("2000", 2.5, 1, 4), ("3000", 5, 2, 8)]
     means = columns.seeds_side_by_side([tmp_path], mean="mean eval_return", last="count env_step")
     assert [(line["mean"], line["last"]) for line in means] == [(pytest.approx(1010 / 3), 3000), (30, 3000)]

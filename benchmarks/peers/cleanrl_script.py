@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import os
 import re
 import runpy
 import sys
@@ -34,31 +33,21 @@ class Printed:
 def run(
     checkout: Path, name: str, arguments: list[str], imports: list[str]
 ) -> tuple[dict[str, Any], dict[str, float], list, str]:
-    """One run of cleanrl/NAME, in a folder that is thrown away.
+    """One run of cleanrl/NAME, in a folder that is thrown away; `imports` come before the clock starts.
 
-    Args:
-        checkout: of CleanRL.
-        name: of the script.
-        arguments: of its command line.
-        imports: what it imports and takes long, which is done before the clock starts.
-
-    Returns:
-        The script's names after its last line; `Clock.read`; rows of its log: (environment step, seconds,
-        mean return of the last 20 training episodes); version.
+    Returns the script's names after its last line; `Clock.read`; rows of its log: (environment step, seconds,
+    mean return of the last 20 training episodes); version.
     """
     sys.path.insert(0, str(checkout))  # for its package cleanrl_utils
     sys.argv = [name, *arguments]
     for module in imports:
         importlib.import_module(module)
-    home = os.getcwd()
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         clock = peer.Clock()
         printed = Printed(clock)
         with contextlib.redirect_stdout(printed):
             names = runpy.run_path(str(checkout / "cleanrl" / name), run_name="__main__")
         measured = clock.read()
-        os.chdir(home)
     rows, last = [], deque(maxlen=WINDOW)
     for seconds, line in printed.lines:
         if found := re.match(r"global_step=(\d+), episodic_return=\[?([-\d.e+]+)", line):

@@ -5,27 +5,26 @@
 The script's own evaluations during training are inside the clock. Last line: see peer.finish.
 """
 
-import csv
 import importlib
 import json
 import sys
 import tempfile
 from pathlib import Path
 
+import pandas as pd
 import peer
 from machine import commit, versions
 
 path, arguments = Path(sys.argv[1]).resolve(), sys.argv[2:]
 sys.path.insert(0, str(path.parent))
 script = importlib.import_module(path.stem)
-train = script.train
-clocks = []
+train, clocks = script.train, []
 
 
-def timed(*args, **kwargs):
+def timed(c):
     """Compiles and trains, as `train` does."""
     clock = peer.Clock()
-    result = train(*args, **kwargs)
+    result = train(c)
     clocks.append(clock.read())
     return result
 
@@ -34,16 +33,14 @@ script.train = timed
 with tempfile.TemporaryDirectory() as folder:
     script.main([*arguments, f"RUN_DIR={folder}/run"])
     result = json.loads(Path(folder, "run", "result.json").read_text())
-    with open(Path(folder, "run", "log.csv"), newline="") as file:
-        log = list(csv.DictReader(file))
+    log = pd.read_csv(Path(folder, "run", "log.csv"))
 
 compile_seconds = result["compile_seconds"]
 [clock] = clocks
-env_steps = max(int(row["env_step"]) for row in log)
-curves = []
-for seed in dict.fromkeys(row["seed"] for row in log):
-    rows = [row for row in log if row["seed"] == seed]
-    steps, returns = ([float(row[name]) for row in rows] for name in ("env_step", "eval_return"))
-    curves.append(peer.evenly(clock, compile_seconds, env_steps, steps, returns))
+env_steps = log.env_step.max()
+curves = [
+    peer.evenly(clock, compile_seconds, env_steps, rows.env_step, rows.eval_return)
+    for _, rows in log.groupby("seed", sort=False)
+]
 version = f"commit {commit()}, {versions('jax', 'flax', 'optax')}"
 peer.finish(version, env_steps, clock, result["eval_return"], curves, compile_seconds)

@@ -68,12 +68,9 @@ def config_of(path: Path) -> dict[str, Any]:
 
 
 def judge(env_id: str, policy: Callable[[np.ndarray], np.ndarray], episodes: int = 100) -> float:
-    """Mean return of a policy on Gymnasium's environment, in the episodes that our scripts are judged by.
+    """Mean return of a policy, in the episodes that our scripts are judged by: episode i is of seed i.
 
-    Args:
-        env_id: of the registered environment.
-        policy: observations [episodes, ...] to greedy actions [episodes, ...].
-        episodes: episode i starts from seed i.
+    `policy`: observations [episodes, ...] to greedy actions [episodes, ...].
     """
     envs = [gymnasium.make(env_id) for _ in range(episodes)]
     obs = np.array([env.reset(seed=i)[0] for i, env in enumerate(envs)])
@@ -90,22 +87,14 @@ def judge(env_id: str, policy: Callable[[np.ndarray], np.ndarray], episodes: int
 
 
 def finish(
-    version: str,
-    env_steps: int,
-    clock: dict[str, float],
-    eval_return: list[float],
-    curves: list[list[tuple[int, float, float]]],
-    compile_seconds: float | None = None,
-) -> None:
+    version: str, env_steps: int, clock: dict[str, float], eval_return: list[float],
+    curves: list[list[tuple[int, float, float]]], compile_seconds: float | None = None,
+) -> None:  # fmt: skip
     """Prints the JSON object that against_peers.py reads.
 
-    Args:
-        version: of the package, or the commit.
-        env_steps: that one seed really took.
-        clock: `Clock.read` after training, which includes compilation.
-        eval_return: of the last policy, per seed, see `judge`.
-        curves: per seed the peer's own training log: (environment step, seconds, return).
-        compile_seconds: where compilation can be told from training.
+    env_steps: that one seed really took. clock: `Clock.read` after training, compilation included.
+    eval_return: of the last policy, per seed, see `judge`. curves: per seed the peer's own training log:
+    (environment step, seconds, return).
     """
     report = {"version": version, "env_steps": int(env_steps), **clock, "compile_seconds": compile_seconds}
     print(json.dumps(report | {"eval_return": eval_return, "curves": curves}))

@@ -67,46 +67,22 @@ def main() -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(given["MODEL"], trust_remote_code=False)
     model = transformers.LlamaForCausalLM.from_pretrained(given["MODEL"], dtype=torch.float32)
     rows = [json.loads(line) for line in (FOLDER / "tiny_gsm8k" / "train.jsonl").read_text().splitlines()]
-    dataset = datasets.Dataset.from_list(
-        [
-            {
-                "prompt": [{"role": "user", "content": row["question"]}],
-                "answer": extract_hash_answer(row["answer"]),
-            }
-            for row in rows
-        ]
-    )
+    prompts = [[{"role": "user", "content": row["question"]}] for row in rows]
+    answers = [extract_hash_answer(row["answer"]) for row in rows]
     config = trl.GRPOConfig(
-        output_dir=str(Path(given["LOG"]).parent / "trl"),
-        max_steps=steps,
-        per_device_train_batch_size=int(given["BATCH_SIZE"]) * generations,
-        num_generations=generations,
-        max_completion_length=int(given["TOTAL_GENERATION_STEPS"]),
-        temperature=1.0,
-        beta=float(given["BETA"]),
-        learning_rate=float(given["LEARNING_RATE"]),
-        lr_scheduler_type="cosine",
-        warmup_steps=steps // 10,
-        adam_beta2=0.99,
-        weight_decay=0.1,
-        max_grad_norm=1.0,
-        loss_type="grpo",
-        gradient_checkpointing=False,
-        use_cpu=True,
-        bf16=False,
-        report_to=[],
-        save_strategy="no",
-        logging_steps=1,
-        disable_tqdm=True,
-    )
+        output_dir=str(Path(given["LOG"]).parent / "trl"), max_steps=steps,
+        per_device_train_batch_size=int(given["BATCH_SIZE"]) * generations, num_generations=generations,
+        max_completion_length=int(given["TOTAL_GENERATION_STEPS"]), temperature=1.0,
+        beta=float(given["BETA"]), learning_rate=float(given["LEARNING_RATE"]), lr_scheduler_type="cosine",
+        warmup_steps=steps // 10, adam_beta2=0.99, weight_decay=0.1, max_grad_norm=1.0, loss_type="grpo",
+        gradient_checkpointing=False, use_cpu=True, bf16=False, report_to=[], save_strategy="no",
+        logging_steps=1, disable_tqdm=True,
+    )  # fmt: skip
     trainer = trl.GRPOTrainer(
-        model=model,
+        model=model, args=config, processing_class=tokenizer, callbacks=[StepLog(given["LOG"])],
         reward_funcs=[rewarded(getattr(reward_func, name)) for name in REWARDS],
-        args=config,
-        train_dataset=dataset,
-        processing_class=tokenizer,
-        callbacks=[StepLog(given["LOG"])],
-    )
+        train_dataset=datasets.Dataset.from_dict({"prompt": prompts, "answer": answers}),
+    )  # fmt: skip
     trainer.train()
     print(f"trl {trl.__version__}, torch {torch.__version__}, transformers {transformers.__version__}")
 
