@@ -59,12 +59,10 @@ class UserError(Exception):
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C during a run; `folder` is the RUN_DIR to continue from."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
+    """Ctrl-C during a run; its argument is the RUN_DIR to continue from."""
 
 
+# %% Columns ------------------------------------------------------------------------------------------------
 def pair(*, laptop: Any, tpu: Any) -> Any:
     """A default with two columns; `read` picks one by the size of MODEL."""
     return dataclasses.field(metadata={"laptop": laptop, "tpu": tpu})
@@ -86,7 +84,6 @@ def config_path(model: str) -> Path | None:
     with contextlib.suppress(ValueError):  # a path rather than a name
         found = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision or None)
         return Path(found) if isinstance(found, str) else None
-    return None
 
 
 def is_small(model: str) -> bool:
@@ -99,15 +96,6 @@ def is_small(model: str) -> bool:
         return False
 
 
-def reachable(url: str) -> bool:
-    """Whether a server answers within PROBE_SECONDS."""
-    import huggingface_hub
-
-    with contextlib.suppress(Exception):  # of httpx, of the sockets, or because HF_HUB_OFFLINE is set
-        return bool(huggingface_hub.get_session().head(url, timeout=PROBE_SECONDS).status_code)
-    return False
-
-
 def column(model: str) -> str:
     """Which column of the constants MODEL takes: "laptop" or "tpu"."""
     return "laptop" if is_small(model) else "tpu"
@@ -118,6 +106,7 @@ def defaults(kind: type, column: str) -> dict[str, Any]:
     return {field.name: field.metadata.get(column, field.default) for field in dataclasses.fields(kind)}
 
 
+# %% Reading ------------------------------------------------------------------------------------------------
 def read[Constants](
     kind: type[Constants],
     arguments: Sequence[str],
@@ -138,14 +127,11 @@ def read[Constants](
     names = [field.name for field in dataclasses.fields(kind)]
     texts = {}
     for argument in arguments:
-        name, equals, text = argument.partition("=")
+        name, equals, texts[name] = argument.partition("=")
         if name not in names or not equals:
-            near = difflib.get_close_matches(name.upper(), names, n=3, cutoff=0.5)
-            raise UserError(
-                f"{argument!r}: no such constant; write NAME=value, nearest names: "
-                f"{', '.join(near) or 'none'} (--help lists all)"
-            )
-        texts[name] = text
+            near = ", ".join(difflib.get_close_matches(name.upper(), names, n=3, cutoff=0.5)) or "none"
+            said = f"no such constant; write NAME=value, nearest names: {near} (--help lists all)"
+            raise UserError(f"{argument!r}: {said}")
     given = {name: value for name, value in (saved or {}).items() if name in names} | texts
     model = given.get("MODEL") or defaults(kind, "laptop").get("MODEL", "")
     values = defaults(kind, column(model))
@@ -162,11 +148,21 @@ def read[Constants](
 
 def help_text(kind: type) -> str:
     """The source of `kind` and its base classes: each constant with its default and comment."""
-    texts = [
-        f"# {Path(inspect.getsourcefile(block)).resolve().relative_to(HERE)}\n{inspect.getsource(block)}"
-        for block in kind.__mro__ if dataclasses.is_dataclass(block)
-    ]  # fmt: skip
-    return "\n\n".join(["# NAME=value changes a constant for one run; so does editing it.", *texts])
+    texts = ["# NAME=value changes a constant for one run; so does editing it."]
+    for block in filter(dataclasses.is_dataclass, kind.__mro__):
+        file = Path(inspect.getsourcefile(block)).resolve().relative_to(HERE)
+        texts.append(f"# {file}\n{inspect.getsource(block)}")
+    return "\n\n".join(texts)
+
+
+# %% Of every script ----------------------------------------------------------------------------------------
+def reachable(url: str) -> bool:
+    """Whether a server answers within PROBE_SECONDS."""
+    import huggingface_hub
+
+    with contextlib.suppress(Exception):  # of httpx, of the sockets, or because HF_HUB_OFFLINE is set
+        return bool(huggingface_hub.get_session().head(url, timeout=PROBE_SECONDS).status_code)
+    return False
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -202,18 +198,14 @@ def answer(main: Callable[[list[str]], Any]) -> None:
         if isinstance(stream, io.TextIOWrapper):  # a terminal in Latin-1 has no arrow: it gets \\u2192
             stream.reconfigure(errors="backslashreplace")
     try:
-        main([] if "ipykernel" in sys.argv[0] else sys.argv[1:])
+        return main([] if "ipykernel" in sys.argv[0] else sys.argv[1:])
     except UserError as error:
-        print(f"error: {shown(str(error))}", file=sys.stderr)
-        sys.exit(2)
-    except Stopped as stop:
-        kept = [argument for argument in sys.argv[1:] if not argument.startswith("RUN_DIR=")]
-        again = shlex.join(["python", sys.argv[0], *kept, f"RUN_DIR={stop.folder}"])
-        print(f"\nstopped. To go on: {again}", file=sys.stderr)
-        sys.exit(130)
-    except KeyboardInterrupt:
-        print("\nstopped", file=sys.stderr)
-        sys.exit(130)
+        code, said = 2, f"error: {shown(str(error))}"
+    except KeyboardInterrupt as stop:
+        code, said = 130, "\nstopped"
+        if isinstance(stop, Stopped):
+            kept = [argument for argument in sys.argv[1:] if not argument.startswith("RUN_DIR=")]
+            said += f". To go on: {shlex.join(['python', sys.argv[0], *kept, f'RUN_DIR={stop}'])}"
     except BrokenPipeError:  # `--help | head` closes our end before everything is written
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -221,12 +213,14 @@ def answer(main: Callable[[list[str]], Any]) -> None:
         if error.errno not in NOT_WRITABLE:
             raise
         path = shown(str(error.filename or "a file"))
-        print(f"error: {path}: {error.strerror}; choose a folder that can be written", file=sys.stderr)
-        sys.exit(2)
+        code, said = 2, f"error: {path}: {error.strerror}; choose a folder that can be written"
+    print(said, file=sys.stderr)
+    sys.exit(code)
 
 
 def answer_early(refuse: Callable[[list[str]], Any]) -> None:
     """`answer` before a script's heavy imports; skipped in a notebook, where sys.argv is the kernel's."""
+    gc.disable()  # until `run`: collecting during the imports costs half a second
     if "ipykernel" not in sys.argv[0]:
         answer(refuse)
 
@@ -242,5 +236,4 @@ def refuse_early(kind: type, check: Callable[[Any], None] = lambda c: None) -> N
         if is_small(getattr(c, "MODEL", "tiny_llama")):
             check(c)
 
-    gc.disable()  # until `run`: collecting during the imports costs half a second
     answer_early(refuse)

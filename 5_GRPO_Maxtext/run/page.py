@@ -18,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from run import evaluation, health, verdict
+from run import evaluation, health
 from run.run_files import read_constants, read_lines, read_log, read_object
 from settings import HERE, UserError, write_whole
 
@@ -86,10 +86,16 @@ def read(folder: Path) -> SimpleNamespace:
     tests = {w: result for w in ("before", "after") if (result := read_object(folder / f"{w}.json"))}
     log, evaluations = read_log(folder / "train_log.csv"), read_lines(folder / "evaluations.jsonl")
     asked = [next((result["asked"] for result in results), []) for results in (tests.values(), evaluations)]
+    columns = with_evaluations(log, evaluations)
+    intervals = {
+        name: [None if share is None else evaluation.wilson(share, len(asked[1])) for share in columns[name]]
+        for name in evaluation.HELD_OUT if asked[1] and name in columns
+    }  # fmt: skip
     return SimpleNamespace(
         folder=folder, constants=constants, tests=tests, log=log, evaluations=evaluations, asked=asked,
-        headline=verdict.headline(list(tests.values()), evaluations, len(log)),
-        curves={"columns": with_evaluations(log, evaluations), "held_out": len(asked[1])},
+        command=(read_object(folder / "run.json") or {}).get("command", "(command lost)"),
+        headline=evaluation.headline(list(tests.values()), evaluations, len(log)),
+        health=list(health.history(log, constants)), curves={"columns": columns, "intervals": intervals},
     )  # fmt: skip
 
 
@@ -107,13 +113,13 @@ def run_data(run: SimpleNamespace) -> dict[str, Any]:
         "folder": str(run.folder),
         "steps": len(run.log),
         "constants": constants,
-        "command": (read_object(run.folder / "run.json") or {}).get("command", ""),
+        "command": run.command,
         "headline": [line.parts for line in run.headline],
-        "reasons": [line.parts for line in verdict.reasons(*tests)] if len(tests) == 2 else [],
-        "dips": [[step, clear, words.parts] for step, clear, words in verdict.dips(evaluations)],
+        "reasons": [line.parts for line in evaluation.reasons(*tests)] if len(tests) == 2 else [],
+        "dips": [[step, clear, words.parts] for step, clear, words in evaluation.dips(evaluations)],
         "summary": {"header": list(run.tests), "rows": evaluation.comparison(tests) if tests else []},
         "notes": [best.parts] if best else [],
-        "health": [line.parts for line in health.history(run.log, constants)],
+        "health": [line.parts for line in run.health],
         "compared": True,
         "evaluations": shown,
         "asked": questions["asked"],
@@ -145,7 +151,7 @@ def compare_data(*runs: SimpleNamespace) -> dict[str, Any]:
     names = [folder.name if folders[0].name != folders[1].name else str(folder) for folder in folders]
     after = [run.tests["after"] for run in runs if "after" in run.tests]
     over = len(after) == 2
-    headline = [verdict.between(names, after)] if over else [line for run in runs for line in run.headline]
+    headline = [evaluation.between(names, after)] if over else [line for run in runs for line in run.headline]
     return {
         "kind": "compare",
         "names": names,

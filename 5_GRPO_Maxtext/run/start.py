@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from model import devices, llama
 from model.cluster import make_cluster
 from model.llm import Llm
 from model.versions import check_versions
-from run import checkpoints, checks, health, identity, memory, process, run_folder
+from run import checkpoints, checks, identity, memory, process, run_folder
 from run import report as reports
 from run.machine import picked
 from task import questions, run_grader, task_rewards, turns
@@ -116,7 +116,7 @@ def opened(c, arguments: Sequence[str], course, tables) -> Iterator[tuple[Any, L
             yield c, llm, task, run
 
 
-def report(c, task: Task, run: run_folder.Run, before, after, log) -> None:
+def report(c, task: Task, run: run_folder.Run) -> None:
     """The report of a run that's over."""
-    reports.write(c, run, before, after, log, task.sources["test"], health.history(log, asdict(c)), run.done)
+    reports.write(c, run, task.sources["test"])
     run.keep()

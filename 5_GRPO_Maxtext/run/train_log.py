@@ -1,4 +1,4 @@
-"""The log of a training run: train_log.csv, TensorBoard, the progress bar, health lines, evaluations."""
+"""The log of a training run: train_log.csv, TensorBoard, the progress bar, health lines."""
 
 import csv
 import dataclasses
@@ -6,9 +6,8 @@ import io
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tensorboardX import summary
@@ -17,10 +16,10 @@ from tensorboardX.proto.event_pb2 import Event
 from tqdm import tqdm
 
 from model import devices
-from run import answers, health
+from run import health
 from run.evaluation import HELD_OUT
 from run.run_files import read_log
-from settings import UserError, write_whole
+from settings import write_whole
 from task.task import GRADED
 
 COLUMNS = (  # then, in order of appearance: `sync_gain`, `reward_<function>`, `memory_...`
@@ -57,46 +56,23 @@ def answer_metrics(grader, samples, seconds: float) -> dict[str, float]:
     } | {f"reward_{name}": part.mean() for name, part in samples.reward_parts.items()}
 
 
-def in_words(result: Mapping[str, float]) -> str:
-    """The shares of an evaluation to show during a run."""
-    names = {"answers right": "answer_accuracy", "by the last number": "lenient_accuracy",
-             "format right": "format_accuracy", "greedy right": "greedy_answer_accuracy"}  # fmt: skip
-    return ", ".join(f"{words} {result[name]:.1%}" for words, name in names.items())
-
-
-def count_nonfinite(c, step: int, before: int, loss: float, grad_norm: float) -> int:
-    """How many updates in a row weren't finite, including this one; raises UserError if too many."""
-    # Check both: if only the gradient isn't finite, every update would be skipped silently.
-    bad = {n: v for n, v in (("loss", loss), ("gradient norm", grad_norm)) if not math.isfinite(v)}
-    if bad and before + 1 > c.MAX_NONFINITE_UPDATES:
-        name, value = next(iter(bad.items()))
-        raise UserError(
-            f"the {name} of step {step} is {value}; that update was not applied, and no checkpoint holds it. "
-            f"Lower LEARNING_RATE={c.LEARNING_RATE} or MAX_GRAD_NORM={c.MAX_GRAD_NORM}, and start a new run, "
-            f"or let some pass (MAX_NONFINITE_UPDATES={c.MAX_NONFINITE_UPDATES})"
-        )
-    return before + 1 if bad else 0
-
-
 # %% Log ----------------------------------------------------------------------------------------------------
 class TrainingLog:
-    """One CSV row per step, the same in TensorBoard, progress bar, health lines, evaluations.
+    """One CSV row per step, the same in TensorBoard, the progress bar, health lines.
 
-    `first_step` steps are done; drops later ones from the files in `logs`, because a kill has undone them.
+    `first_step` steps are done; drops later ones from the file in `logs`, because a kill has undone them.
     """
 
     def __init__(self, logs: Path, c, first_step: int):
-        self._c, self._path, self._evaluations = c, logs / "train_log.csv", logs / "evaluations.jsonl"
+        self._c, self._path, self._unhealthy = c, logs / "train_log.csv", {}
         self.rows = [row for row in read_log(self._path) if row["step"] <= first_step]
         if (lost := first_step - len(self.rows)) > 0:
             print(f"{self._path} has lost the rows of {lost:,} steps; the run goes on, its curves lack them")
         self._write()
-        self._evaluated = answers.keep_lines(self._evaluations, first_step)
         (logs / "tensorboard").mkdir(exist_ok=True)
         # Not tensorboardX's SummaryWriter, whose thread dies silently when the disk is full. Here the error
         # reaches the training thread.
         self._events = EventsWriter(str(logs / "tensorboard" / "events"))
-        self._unhealthy: dict[str, str] = {}
         self._progress = tqdm(
             total=c.NUM_BATCHES, initial=first_step, desc="GRPO", unit="step", disable=devices.no_bar()
         )
@@ -127,19 +103,6 @@ class TrainingLog:
         shown = {name: f"{row[name]:.2f}" for name in ("reward", "correct", "format_ok", "kl")}
         self._progress.set_postfix(shown, refresh=False)
         self._progress.update()
-
-    def evaluation(self, done: int, ask: Callable[[], dict[str, Any]]) -> dict[str, float]:
-        """The columns of `ask()`, if it's due: before the first step, after the last, after every N-th."""
-        every = self._c.EVAL_EVERY
-        wanted = every and (done % every == 0 or done == self._c.NUM_BATCHES)
-        if not devices.all_agree(bool(wanted and done not in self._evaluated)):
-            return {}
-        result = ask()
-        answers.append_lines(self._evaluations, [{"step": done} | result])
-        self._evaluated.add(done)
-        if devices.is_first():
-            tqdm.write(f"held out step {done}: {in_words(result)}")
-        return {column: result[name] for column, name in HELD_OUT.items()}
 
     def close(self) -> None:
         """Closes the progress bar and TensorBoard's file."""

@@ -6,10 +6,12 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from tqdm import tqdm
+
 from grpo_variants import adaptive_beta
 from model import devices
 from model.log_probs import mean_metrics
-from run import answers, checkpoints, process, train_log
+from run import answers, checkpoints, evaluation, process, train_log
 from settings import UserError
 
 
@@ -38,6 +40,7 @@ class TrainingRun:
             stack.callback(self._log.close)
             self.log = self._log.rows
             answers.keep_lines(self.folder.logs / "answers.jsonl", self.start)
+            self._evaluated = answers.keep_lines(self.folder.logs / "evaluations.jsonl", self.start)
             self._stop = stack.enter_context(process.stop_after_step())
             self._stack = stack.pop_all()
         return self
@@ -85,8 +88,16 @@ class TrainingRun:
 
     def check_finite(self, step: int, metrics) -> None:
         """Raises UserError if too many updates in a row weren't finite; none of them were applied."""
-        loss, grad_norm = float(metrics["loss"]), float(metrics["grad_norm"])
-        self._nonfinite = train_log.count_nonfinite(self.c, step + 1, self._nonfinite, loss, grad_norm)
+        c, figures = self.c, {"loss": float(metrics["loss"]), "gradient norm": float(metrics["grad_norm"])}
+        # Both: if only the gradient isn't finite, every update would be skipped silently.
+        bad = [f"{name} of step {step + 1} is {x}" for name, x in figures.items() if not math.isfinite(x)]
+        self._nonfinite = self._nonfinite + 1 if bad else 0
+        if self._nonfinite > c.MAX_NONFINITE_UPDATES:
+            raise UserError(
+                f"the {bad[0]}; that update was not applied, and no checkpoint holds it. Lower "
+                f"LEARNING_RATE={c.LEARNING_RATE} or MAX_GRAD_NORM={c.MAX_GRAD_NORM}, and start a new run, "
+                f"or let some pass (MAX_NONFINITE_UPDATES={c.MAX_NONFINITE_UPDATES})"
+            )
 
     def after(self, step: int, samples, batch, params, opt_state, metrics) -> None:
         """Saves a step's results: a row of the log, its answers, held-out metrics, a checkpoint."""
@@ -110,6 +121,14 @@ class TrainingRun:
             self.save(done)
 
     def _held_out(self, done: int) -> dict[str, float]:
-        """Metrics of the held-out questions, if they're due after so many steps."""
-        asked = self.c, self.llm, self.task, self.task.held_out
-        return self._log.evaluation(done, lambda: self._evaluate(*asked)) if self.task.held_out else {}
+        """Asks the held-out questions, if it's due: before the first step, after the last and every N-th."""
+        every, rows = self.c.EVAL_EVERY, self.task.held_out
+        due = every and rows and (done % every == 0 or done == self.c.NUM_BATCHES)
+        if not devices.all_agree(bool(due and done not in self._evaluated)):
+            return {}
+        result = self._evaluate(self.c, self.llm, self.task, rows)
+        answers.append_lines(self.folder.logs / "evaluations.jsonl", [{"step": done} | result])
+        self._evaluated.add(done)
+        if devices.is_first():
+            tqdm.write(f"held out step {done}: {evaluation.in_words(result)}")
+        return {column: result[name] for column, name in evaluation.HELD_OUT.items()}
