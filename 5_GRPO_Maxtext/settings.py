@@ -127,11 +127,12 @@ def read[Constants](
     names = [field.name for field in dataclasses.fields(kind)]
     texts = {}
     for argument in arguments:
-        name, equals, texts[name] = argument.partition("=")
+        name, equals, text = argument.partition("=")
         if name not in names or not equals:
             near = ", ".join(difflib.get_close_matches(name.upper(), names, n=3, cutoff=0.5)) or "none"
             said = f"no such constant; write NAME=value, nearest names: {near} (--help lists all)"
             raise UserError(f"{argument!r}: {said}")
+        texts[name] = text
     given = {name: value for name, value in (saved or {}).items() if name in names} | texts
     model = given.get("MODEL") or defaults(kind, "laptop").get("MODEL", "")
     values = defaults(kind, column(model))
