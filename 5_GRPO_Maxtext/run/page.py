@@ -27,10 +27,6 @@ MAX_BYTES = 5_000_000  # of the data in a page; above it we leave out steps and 
 OF_QUESTIONS = MAX_BYTES // 5  # for evaluations during training, and as much for those before and after
 PER_EVALUATION = ("step", "completions", "correct", "greedy_completions", "greedy_correct")
 PER_TEST = ("asked", "completions", "correct", "correct_lenient", "format_ok")
-NEEDED_CONSTANTS = (  # by a formula on the page, or by a health rule
-    "ADVANTAGE", "ADVANTAGE_CLIP", "LOSS_ALGO", "LOSS_AGG_MODE", "KL_LOSS_MODE", "EPSILON", "EPSILON_HIGH",
-    "NUM_ITERATIONS", "ZERO_VARIANCE_GROUPS", "TOTAL_GENERATION_STEPS", "LOG_ANSWERS_EVERY", "MAX_GRAD_NORM",
-)  # fmt: skip
 
 
 # %% The file -----------------------------------------------------------------------------------------------
@@ -73,7 +69,7 @@ def write(folder: Path, *others: Path) -> Path:
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"RUN_DIR={folder}: answers.jsonl, evaluations.jsonl, before.json or after.json in it is none of "
-            f"ours ({error!r:.80}); move the file away"
+            f"ours, or of another version ({error!r:.80}); move the file away"
         ) from None
     return save(folder / ("compare.html" if others else "report.html"), data)
 
@@ -81,8 +77,6 @@ def write(folder: Path, *others: Path) -> Path:
 def read(folder: Path) -> SimpleNamespace:
     """Reads the files of the run in `folder` so far."""
     constants = read_constants(folder)
-    if lacking := [name for name in NEEDED_CONSTANTS if name not in constants]:
-        raise UserError(f"RUN_DIR={folder}: another version's run (it has no {lacking[0]}); start a new one")
     tests = {w: result for w in ("before", "after") if (result := read_object(folder / f"{w}.json"))}
     log, evaluations = read_log(folder / "train_log.csv"), read_lines(folder / "evaluations.jsonl")
     asked = [next((result["asked"] for result in results), []) for results in (tests.values(), evaluations)]
