@@ -71,8 +71,7 @@ def root_of_run(checkpoint_dir: str, folder: Path) -> str:
 def copy_files(source: str | Path, target: str | Path, again: bool) -> list[str]:
     """Copies the files of a run, without its checkpoints, from or to a folder or gs:// address.
 
-    Skips files `target` already has, unless `again`. Copies atomically, as `settings.write_whole` does, and
-    returns the names of the files copied.
+    Skips files `target` already has, unless `again`. Returns the names of the files copied.
     """
     source, target, copied = epath.Path(source), epath.Path(target), []
     for path in (*source.glob("*.*"), *source.glob("tensorboard/*")):
@@ -103,9 +102,8 @@ def all_finite(tree: Any) -> jax.Array:
 def save(manager: ocp.CheckpointManager, step: int, params, opt_state, loop: dict[str, Any], c) -> None:
     """Saves what a run needs to continue after `step` steps, unless that checkpoint already exists.
 
-    `params` are the trained arrays, `loop` is other state for JSON. Raises UserError if a number isn't
-    finite: the optimizer skips a gradient that isn't, but an update can overflow by itself, through the
-    learning rate or Adam's moments.
+    Raises UserError if a number isn't finite: the optimizer skips a gradient that isn't, but an update can
+    overflow by itself, through the learning rate or Adam's moments.
     """
     if manager.latest_step() == step:
         return

@@ -1,8 +1,7 @@
 """The page of a run: report.html, one file that needs neither network nor server.
 
-It only needs the text files in a run's folder, so you can make it while the run is still going. The page
-itself is in web/, in English and Chinese. A model's output is untrusted: it becomes ASCII in a JSON block
-that no browser executes, and the page's Content-Security-Policy only allows its own script, by hash.
+It only needs the text files in a run's folder; the page itself is in web/. A model's output is untrusted: it
+becomes ASCII in a JSON block, and the page's Content-Security-Policy only allows its own script, by hash.
 """
 
 import base64
@@ -58,11 +57,7 @@ def digest(text: str) -> str:
 def write(folder: Path, *others: Path) -> Path:
     """Writes `folder`/report.html from the run's files so far, and returns its path.
 
-    With another run it's compare.html, which overlays the two.
-
-    Raises:
-        UserError: not the folder of a run, a run of another version, or its constants.json is damaged; its
-            environment's `picture` fails; the two runs were asked different questions.
+    With another run it's compare.html, which overlays the two. UserError if it can't.
     """
     try:
         data = compare_data(read(folder), *map(read, others)) if others else run_data(read(folder))
@@ -121,18 +116,19 @@ def run_data(run: SimpleNamespace) -> dict[str, Any]:
     } | run.curves  # fmt: skip
     if len(tests) == 2:
         data |= dict(zip(run.tests, both)) | {"cut_off": tests[1]["cut_off"]}
-    draw = artist(constants["ENVIRONMENT"]) if constants.get("ENVIRONMENT") else None
+    draw = None
+    if constants.get("ENVIRONMENT"):
+        from task import turns  # needs jax, which takes a second to import
+
+        if picture := getattr(turns.load(constants["ENVIRONMENT"]), "picture", None):
+            draw = turns.guarded(constants["ENVIRONMENT"], "picture")(picture)
     groups = [to_group(row, draw) for row in read_lines(run.folder / "answers.jsonl")]
     kept = thin(groups, MAX_BYTES - len(to_json(data)))
     return data | {"groups": kept, "thinned": len(kept) < len(groups)}
 
 
 def compare_data(*runs: SimpleNamespace) -> dict[str, Any]:
-    """The data for the page of two runs: their curves in one plot, and the constants that differ.
-
-    Raises:
-        UserError: they were asked different questions, or sampled differently.
-    """
+    """The data for the page of two runs; UserError if they were asked other questions, or in another way."""
     folders, constants = [run.folder for run in runs], [run.constants for run in runs]
     sampling = [c["EVAL_CONFIG"] for c in constants]
     for name, *asked in zip(("NUM_TEST_QUESTIONS", "EVAL_QUESTIONS"), *(run.asked for run in runs)):
@@ -158,7 +154,7 @@ def compare_data(*runs: SimpleNamespace) -> dict[str, Any]:
 
 
 def to_group(row: dict[str, Any], draw: Callable[[str, str], str] | None = None) -> dict[str, Any]:
-    """Converts a line of answers.jsonl for the page, with the environment's picture of each episode."""
+    """A line of answers.jsonl for the page, with the SVG that the environment may `draw` of each episode."""
     answers = [dict(answer) for answer in row["completions"]]
     for answer in answers:
         text = answer.pop("text")  # the page has the pieces
@@ -166,14 +162,6 @@ def to_group(row: dict[str, Any], draw: Callable[[str, str], str] | None = None)
         if draw:
             answer["picture"] = draw(row["question"], text)
     return row | {"completions": answers}
-
-
-def artist(environment: str) -> Callable[[str, str], str] | None:
-    """The `picture(question, text)` of an environment's class, which returns an SVG; None without one."""
-    from task import turns  # needs jax, which takes a second to import
-
-    picture = getattr(turns.load(environment), "picture", None)
-    return picture and turns.guarded(environment, "picture")(picture)
 
 
 def fewer_questions(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -210,11 +198,6 @@ def answers_data(groups: list[dict], about: str, compared: bool, notes: list[str
 
     Their `graded` is False if the right answer isn't known. `compared`: they have log-probs of two models.
     """
-    return {
-        "kind": "questions",
-        "about": about,
-        "constants": {"ADVANTAGE": "group", "ZERO_VARIANCE_GROUPS": "keep"},
-        "notes": notes,
-        "groups": [to_group(group) for group in groups],
-        "compared": compared,
-    }
+    constants = {"ADVANTAGE": "group", "ZERO_VARIANCE_GROUPS": "keep"}
+    return {"kind": "questions", "about": about, "constants": constants, "notes": notes,
+            "groups": [to_group(group) for group in groups], "compared": compared}  # fmt: skip

@@ -105,9 +105,8 @@ def traced(steps: Iterable[Any], folder: str) -> Iterator[Any]:
 def memory_gib() -> dict[str, float]:
     """GiB in use now, by column of train_log.csv: this process on the host, and each of its devices.
 
-    On a TPU or GPU: the memory the runtime has allocated, and its peak so far. On a CPU, whose runtime
-    doesn't count it: the live arrays, without a program's temporaries. NaN (not measured) if the runtime
-    can't tell, as with Pathways, whose devices are on other hosts.
+    A CPU's runtime doesn't count it: there it's the live arrays, without a program's temporaries. NaN (not
+    measured) if the runtime can't tell, as with Pathways, whose devices are on other hosts.
     """
     used = {"memory_host_gib": psutil.Process().memory_info().rss / 2**30}
     for device in jax.local_devices():

@@ -116,7 +116,7 @@ def open_run(c, arguments: Sequence[str] = ()) -> Iterator[Run]:
                 command = shlex.join(["python", "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py", *arguments])
                 note = {"run_id": secrets.token_hex(8), "command": command}
                 settings.write_whole(logs / "run.json", json.dumps(note) + "\n")
-                write_constants(logs, kept_constants(c))
+                settings.write_whole(logs / "constants.json", json.dumps(kept_constants(c), indent=1) + "\n")
             note = read_object(logs / "run.json") or {}
             if "run_id" not in note:
                 raise UserError(f"RUN_DIR={logs}: its run.json is lost or damaged; put a whole one back")
@@ -132,8 +132,6 @@ def open_run(c, arguments: Sequence[str] = ()) -> Iterator[Run]:
         saved = read_constants(logs)
         check_same_constants(c, saved, folder)
         if (steps := saved["NUM_BATCHES"]) < c.NUM_BATCHES:
-            # This differs from a run with that many steps from the start, because the first steps followed
-            # the shorter schedule. The optimizer has counted its updates and continues from there.
             print(
                 f"NUM_BATCHES raised from {steps} to {c.NUM_BATCHES}: from the next step on, the learning "
                 f"rate (and TEMPERATURE_END) follows the schedule of {c.NUM_BATCHES} steps; at the old end "
@@ -141,7 +139,8 @@ def open_run(c, arguments: Sequence[str] = ()) -> Iterator[Run]:
             )
             for name, place in itertools.product(("after.json", "result.json"), (logs, run.copy)):
                 (place / name).unlink(missing_ok=True)
-            write_constants(logs, saved | {"NUM_BATCHES": c.NUM_BATCHES})
+            saved["NUM_BATCHES"] = c.NUM_BATCHES
+            settings.write_whole(logs / "constants.json", json.dumps(saved, indent=1) + "\n")
         run.keep()
         try:
             yield run
@@ -152,11 +151,6 @@ def open_run(c, arguments: Sequence[str] = ()) -> Iterator[Run]:
 def kept_constants(c) -> dict[str, Any]:
     """The constants that a resumed run must match."""
     return {name: value for name, value in dataclasses.asdict(c).items() if name not in FREE_TO_CHANGE}
-
-
-def write_constants(logs: Path, constants: Mapping[str, Any]) -> None:
-    """Writes constants.json."""
-    settings.write_whole(logs / "constants.json", json.dumps(constants, indent=1) + "\n")
 
 
 def new_folder(script: str) -> Path:

@@ -58,12 +58,10 @@ def as_asked(c, data, grader: run_grader.Grader, tokenizer, too_long=None):
 
     `data` is from `read_questions`, or a part of it; `too_long` is a CSV file, as for `make_prompts`.
     """
-    limits = {"test": c.NUM_TEST_QUESTIONS}
-    rows = {
-        split: make_prompts(c, part[: limits.get(split)], source, tokenizer, grader.think_tags, too_long)
-        if part else [] for split, (part, source) in data.items()
-    }  # fmt: skip
-    sources = {split: source for split, (_, source) in data.items()}
+    rows, sources = {}, {split: source for split, (_, source) in data.items()}
+    for split, (part, source) in data.items():
+        part = part[: c.NUM_TEST_QUESTIONS] if split == "test" else part
+        rows[split] = part and make_prompts(c, part, source, tokenizer, grader.think_tags, too_long)
     if c.EVAL_EVERY and "train" in rows:
         rows["validation"], rows["train"], sources["validation"] = questions.hold_out(
             rows["train"], rows["validation"], c.EVAL_QUESTIONS

@@ -159,11 +159,10 @@ class TrainingRun:
 
     def save(self, done: int) -> None:
         """Saves a checkpoint after `done` steps."""
-        carried = {name: value() if callable(value) else value for name, value in self.carried.items()}
+        loop = {name: value() if callable(value) else value for name, value in self.carried.items()}
+        loop["beta"] = self.beta
         self.folder.keep()  # before the checkpoint: a log of more steps than it is cut, of fewer has a hole
-        checkpoints.save(
-            self._manager, done, self._params, self._opt_state, carried | {"beta": self.beta}, self.c
-        )
+        checkpoints.save(self._manager, done, self._params, self._opt_state, loop, self.c)
 
     def steps(self, rollouts: Iterable[Any]) -> Iterator[Any]:
         """Yields the rollouts, one per step. Ctrl-C (or SIGTERM) ends them after the current step.
@@ -210,7 +209,8 @@ class TrainingRun:
             row["kl"] = math.nan  # not measured isn't zero
         seconds = time.perf_counter() - self._started
         row |= answer_metrics(grader, samples.sampled or samples, seconds)
-        if answers.keeps(c, done):
+        every = c.LOG_ANSWERS_EVERY
+        if every and (done in (1, c.NUM_BATCHES) or done % every == 0):
             path, tokenizer = self.folder.logs / "answers.jsonl", self.llm.cluster.tokenizer
             log_prob = old_log_prob, self.llm.log_probs(batch)
             answers.append_step(path, c, tokenizer, grader, samples, batch, row, log_prob)
@@ -226,7 +226,8 @@ class TrainingRun:
         if not devices.all_agree(bool(due and done not in self._evaluated)):
             return {}
         result = self._evaluate(self.c, self.llm, self.task, rows)
-        answers.append_lines(self.folder.logs / "evaluations.jsonl", [{"step": done} | result])
+        with open(self.folder.logs / "evaluations.jsonl", "a", encoding="ascii") as file:
+            file.write(answers.to_lines([{"step": done} | result]))
         self._evaluated.add(done)
         if devices.is_first():
             tqdm.write(f"held out step {done}: {in_words(result)}")
