@@ -20,7 +20,7 @@ import reward_func
 import settings
 from model import llama
 from model.llm import Llm
-from run import checkpoints, evaluation, start, training
+from run import checkpoints, start, training
 from run.run_files import read_log
 from task import prompts, run_grader
 from task.grading import grade
@@ -266,14 +266,6 @@ def test_real_gsm8k_runs_to_the_end(tmp_path):
     said = run_here(tmp_path, *data, *SHORT, "NUM_BATCHES=2")
     assert "of 7,473 questions are longer than MAX_PROMPT_LENGTH=28" in said
     assert json.loads((tmp_path / "run" / "result.json").read_text())["after"]["answer_accuracy"] < 0.2
-
-
-def test_wilson_interval_is_the_closed_form():
-    for share, n in ((0.0, 10), (0.5, 512), (0.9, 40)):
-        z = 1.959963984540054  # the normal distribution's 97.5 % point
-        center = (share + z * z / (2 * n)) / (1 + z * z / n)
-        half = z / (1 + z * z / n) * np.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-        np.testing.assert_allclose(evaluation.wilson(share, n), (center - half, center + half), atol=1e-12)
 
 
 def test_an_evaluation_grades_every_answer_by_itself(learned, tmp_path):
