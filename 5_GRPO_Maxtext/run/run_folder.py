@@ -121,22 +121,18 @@ def open_run(c, arguments: Sequence[str] = ()) -> Iterator[Run]:
             if "run_id" not in note:
                 raise UserError(f"RUN_DIR={logs}: its run.json is lost or damaged; put a whole one back")
             if note.get("saved") and not steps:
-                raise UserError(
-                    f"{named}: {run.checkpoints} is empty, and the run in RUN_DIR={folder} has saved a "
-                    f"checkpoint after step {note['saved']}; put the checkpoints back, or choose another "
-                    "RUN_DIR to start anew"
+                lost = (
+                    f"{run.checkpoints} is empty, and this run has saved a checkpoint, step {note['saved']}"
                 )
+                raise UserError(f"{named}: {lost}; put it back, or choose another RUN_DIR to start anew")
             (logs / "too_long.csv").unlink(missing_ok=True)  # each start rewrites it
         except OSError as error:
             raise UserError(f"{named}: {error.strerror or error}; choose another folder") from None
         saved = read_constants(logs)
         check_same_constants(c, saved, folder)
         if (steps := saved["NUM_BATCHES"]) < c.NUM_BATCHES:
-            print(
-                f"NUM_BATCHES raised from {steps} to {c.NUM_BATCHES}: from the next step on, the learning "
-                f"rate (and TEMPERATURE_END) follows the schedule of {c.NUM_BATCHES} steps; at the old end "
-                "it had fallen to 0"
-            )
+            print(f"NUM_BATCHES raised from {steps} to {c.NUM_BATCHES}: from here on, the learning rate, which had "
+                  f"fallen to 0, and TEMPERATURE_END follow the schedule of {c.NUM_BATCHES} steps")  # fmt: skip
             for name, place in itertools.product(("after.json", "result.json"), (logs, run.copy)):
                 (place / name).unlink(missing_ok=True)
             saved["NUM_BATCHES"] = c.NUM_BATCHES
@@ -182,17 +178,13 @@ def check_same_constants(c, saved: Mapping[str, Any], folder: Path) -> None:
     """Refuses to resume with constants that differ from `saved`, except for a larger NUM_BATCHES."""
     mine = kept_constants(c)
     if odd := sorted(mine.keys() ^ saved.keys()):
-        raise UserError(
-            f"RUN_DIR={folder}: its run was started by another version of this script (it differs in "
-            f"{', '.join(odd[:3])}); start another run"
-        )
+        said = f"started by another version of this script (it differs in {', '.join(odd[:3])})"
+        raise UserError(f"RUN_DIR={folder}: its run was {said}; start another run")
     for name, value in mine.items():
         old = saved[name]
         # A dry run doesn't know the hub's commit.
         if name in ("MODEL", "TEACHER") and ("@" in old) != ("@" in value):
             old, value = old.partition("@")[0], value.partition("@")[0]
         if old != value and not (name == "NUM_BATCHES" and value > old):
-            raise UserError(
-                f"{name}={value}: the run in RUN_DIR={folder} was started with {old}; use that, or "
-                "another RUN_DIR"
-            )
+            said = f"the run in RUN_DIR={folder} was started with {old}; use that, or another RUN_DIR"
+            raise UserError(f"{name}={value}: {said}")

@@ -36,9 +36,8 @@ COLUMNS = (  # then, in order of appearance: `sync_gain`, `reward_<function>`, `
 def answer_metrics(grader, samples, seconds: float) -> dict[str, float]:
     """Metrics of a step's answers, `Samples`, by column; `seconds`: how long the step took.
 
-    `zero_variance`: share of groups whose G rewards are all equal. Their advantage is 0 and they give no
-    gradient, so the time spent generating them is wasted. `distinct`: how many different answers a group has,
-    1 to G; it tells whether all answers of such a group were alike.
+    `zero_variance`: share of groups whose G rewards are all equal, so they give no gradient. `distinct`: how
+    many different answers a group has, 1 to G.
     """
     rewards, flat = samples.rewards, samples.flat()  # [B, G], and arrays [N, ...]
     written = flat.answers
