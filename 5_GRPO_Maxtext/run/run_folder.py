@@ -121,18 +121,19 @@ def open_run(c, arguments: Sequence[str] = ()) -> Iterator[Run]:
             if "run_id" not in note:
                 raise UserError(f"RUN_DIR={logs}: its run.json is lost or damaged; put a whole one back")
             if note.get("saved") and not steps:
-                lost = (
-                    f"{run.checkpoints} is empty, and this run has saved a checkpoint, step {note['saved']}"
-                )
-                raise UserError(f"{named}: {lost}; put it back, or choose another RUN_DIR to start anew")
+                lost = f"{run.checkpoints} is empty, and the run in RUN_DIR={folder} has saved a checkpoint"
+                remedy = "put the checkpoints back, or choose another RUN_DIR to start anew"
+                raise UserError(f"{named}: {lost} after step {note['saved']}; {remedy}")
             (logs / "too_long.csv").unlink(missing_ok=True)  # each start rewrites it
         except OSError as error:
             raise UserError(f"{named}: {error.strerror or error}; choose another folder") from None
         saved = read_constants(logs)
         check_same_constants(c, saved, folder)
         if (steps := saved["NUM_BATCHES"]) < c.NUM_BATCHES:
-            print(f"NUM_BATCHES raised from {steps} to {c.NUM_BATCHES}: from here on, the learning rate, which had "
-                  f"fallen to 0, and TEMPERATURE_END follow the schedule of {c.NUM_BATCHES} steps")  # fmt: skip
+            print(
+                f"NUM_BATCHES raised from {steps} to {c.NUM_BATCHES}: the learning rate, which had fallen to 0, "
+                f"and TEMPERATURE_END now follow the schedule of {c.NUM_BATCHES} steps"
+            )
             for name, place in itertools.product(("after.json", "result.json"), (logs, run.copy)):
                 (place / name).unlink(missing_ok=True)
             saved["NUM_BATCHES"] = c.NUM_BATCHES
