@@ -131,8 +131,8 @@ def open_run(c, arguments: Sequence[str] = ()) -> Iterator[Run]:
         check_same_constants(c, saved, folder)
         if (steps := saved["NUM_BATCHES"]) < c.NUM_BATCHES:
             print(
-                f"NUM_BATCHES raised from {steps} to {c.NUM_BATCHES}: the learning rate, which had fallen to 0, "
-                f"and TEMPERATURE_END now follow the schedule of {c.NUM_BATCHES} steps"
+                f"NUM_BATCHES raised from {steps} to {c.NUM_BATCHES}: the learning rate, which had fallen "
+                f"to 0, and TEMPERATURE_END now follow the schedule of {c.NUM_BATCHES} steps"
             )
             for name, place in itertools.product(("after.json", "result.json"), (logs, run.copy)):
                 (place / name).unlink(missing_ok=True)
