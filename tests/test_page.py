@@ -41,6 +41,9 @@ class Elements(html.parser.HTMLParser):
     def handle_data(self, data):
         self.inside[self.open] = self.inside.get(self.open, "") + data
 
+    def handle_endtag(self, tag):
+        self.open = None
+
 
 def data_of(path):
     return json.loads(Elements(path).inside["script", "data"])
