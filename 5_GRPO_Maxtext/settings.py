@@ -5,9 +5,8 @@
         SEED: int = 0  # orders the questions and samples the answers
         BATCH_SIZE: Count = pair(laptop=16, tpu=2)  # questions per step
 
-Editing a default and `python script.py SEED=1` do the same thing. pydantic parses the values and checks them
-against each constant's annotated type and range.
-Nothing here imports jax, so a mistyped name fails at once.
+pydantic parses the values and checks them against each constant's annotated type and range. Nothing here
+imports jax, so a mistyped name fails at once.
 """
 
 import contextlib
@@ -32,14 +31,12 @@ import pydantic
 from run import machine as machines
 from run.plain_text import shown
 
-# XLA splits even the smallest matrix product over all cores. On a model this small, that overhead costs more
-# than it saves, and a single thread also makes runs bitwise reproducible. TPUs ignore this flag.
+# One thread is fastest for matrix products this small, and bitwise reproducible. TPUs ignore this flag.
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # "PyTorch was not found": we don't need it
 
 HERE = Path(__file__).resolve().parent  # folder 5
-PROBE_SECONDS = 5  # then a server counts as unreachable; the libraries themselves retry for minutes
 NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENOSPC}
 SMALL_HIDDEN_SIZE = 1024  # a model below it takes the laptop column
 
@@ -87,13 +84,11 @@ def config_path(model: str) -> Path | None:
 
 
 def is_small(model: str) -> bool:
-    """Whether MODEL takes the laptop column. A model that's missing or unreadable counts as large;
-    `start.opened` downloads or refuses it, and reads the constants again.
-    """
+    """Whether MODEL takes the laptop column."""
     try:
         return int(json.loads(config_path(model).read_text())["hidden_size"]) < SMALL_HIDDEN_SIZE
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
+        return False  # missing or unreadable: `start.opened` gets it, and reads the constants again
 
 
 def column(model: str) -> str:
@@ -113,13 +108,9 @@ def read[Constants](
     saved: Mapping[str, Any] | None = None,
     machine: machines.Machine = machines.TPU,
 ) -> Constants:
-    """The constants of a run; MODEL decides the column. `--help` exits.
+    """The constants of a run, by the `arguments`, then `saved`, then the defaults of MODEL's column.
 
-    Args:
-        kind: the dataclass.
-        arguments: `NAME=value` texts, which win; or `--help`.
-        saved: values of another run, which win over the defaults; names that `kind` lacks are ignored.
-        machine: the one a large model's defaults are for, unless MACHINE names another.
+    A large model's defaults are for `machine`, unless MACHINE names another. `--help` exits.
     """
     if {"--help", "-h"} & set(arguments):
         print(help_text(kind))
@@ -158,11 +149,13 @@ def help_text(kind: type) -> str:
 
 # %% Of every script ----------------------------------------------------------------------------------------
 def reachable(url: str) -> bool:
-    """Whether a server answers within PROBE_SECONDS."""
+    """Whether a server answers."""
     import huggingface_hub
 
     with contextlib.suppress(Exception):  # of httpx, of the sockets, or because HF_HUB_OFFLINE is set
-        return bool(huggingface_hub.get_session().head(url, timeout=PROBE_SECONDS).status_code)
+        return bool(
+            huggingface_hub.get_session().head(url, timeout=5).status_code
+        )  # others retry for minutes
     return False
 
 
@@ -192,7 +185,6 @@ def run(main: Callable[[list[str]], Any]) -> None:
 def answer(main: Callable[[list[str]], Any]) -> None:
     """Calls `main` with the command line; exit code 2 on the user's errors, 130 on Ctrl-C.
 
-    A folder that isn't writable counts as the user's error, wherever it shows up.
     In a notebook, sys.argv holds the kernel's arguments, so the constants keep their defaults.
     """
     for stream in (sys.stdout, sys.stderr):

@@ -43,7 +43,7 @@ def keep_lines(path: Path, last_step: int) -> set[int]:
 
 
 def token_texts(decode: Callable[[list[int]], str], tokens: Sequence[int]) -> list[str]:
-    """What each token adds to the text. One with some bytes of a character adds nothing; the last one all."""
+    """What each token adds to the text: of a character in several tokens, the last one adds all of it."""
     texts, start, said = [], 0, ""
     for i in range(1, len(tokens) + 1):
         text = decode(list(tokens[start:i]))
