@@ -15,9 +15,16 @@ class Variants:
 
     # --- the five tables: which function replaces the page's own
     ROLLOUTS: Literal["fresh", "one-step-ahead", "curriculum"] = "fresh"  # which questions, by which weights
-    ADVANTAGE: Literal["group", "centered", "rloo", "maxrl", "gdpo", "none", "turn", "turn-centered"] = (
-        "group"  # centered: Dr. GRPO; none: only a TEACHER teaches; turn: a turn by what came after it
-    )
+    ADVANTAGE: Literal[
+        "group",
+        "centered",
+        "rloo",
+        "maxrl",
+        "gdpo",
+        "none",
+        "turn",
+        "turn-centered",
+    ] = "group"  # centered: Dr. GRPO; none: only a TEACHER teaches; turn: a turn by what came after it
     LOSS_AGG_MODE: Literal[
         "seq-mean-token-mean", "token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
     ] = "seq-mean-token-mean"  # verl's names; DAPO: token-mean; Dr. GRPO: seq-mean-token-sum-norm
@@ -28,9 +35,12 @@ class Variants:
     EPSILON_HIGH: NonNegative = 0.0  # upper clip range; dapo needs it (0.28); gspo-token, cispo: 0 = EPSILON
     TEACHER: str = ""  # model in the reference's place, name or folder: on-policy distillation (empty = off)
     SAMPLER_CORRECTION: NonNegative = pair(laptop=0.0, tpu=2.0)  # cap of pi / pi_sampler per token (0 = off)
-    SAMPLER_WEIGHT: Literal[  # whose ratio SAMPLER_CORRECTION caps; mask: beyond it the weight is 0
-        "token", "token-mask", "sequence", "sequence-mask"
-    ] = "token"
+    SAMPLER_WEIGHT: Literal[
+        "token",
+        "token-mask",
+        "sequence",
+        "sequence-mask",
+    ] = "token"  # whose ratio SAMPLER_CORRECTION caps; mask: beyond it the weight is 0
     ENTROPY_COEF: NonNegative = 0.0  # weight of the entropy in the objective (0 = off), arXiv 1602.01783
     MASK_OVERLONG: bool = False  # True: answers cut off at the limit are not trained on (DAPO)
     OVERLONG_BUFFER: CountOrOff = 0  # last tokens before the limit that cost reward (0 = off), DAPO's penalty
@@ -71,10 +81,7 @@ class Arrays:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine(Arrays):
-    """Devices, sharding and memory.
-
-    The tpu column is for a TPU with vLLM. run/machine.py adapts it to a GPU or ROLLOUT_ENGINE=maxtext.
-    """
+    """Devices, sharding, memory. The tpu column is for a TPU with vLLM; run/machine.py adapts it to a GPU."""
 
     MACHINE: str = ""  # t4, h100, 8xh100, v6e-8, ...: what DRY_RUN=True plans for (empty = what is here)
     ROLLOUT_ENGINE: Literal["maxtext", "vllm"] = pair(laptop="maxtext", tpu="vllm")  # who generates
