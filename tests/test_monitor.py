@@ -21,86 +21,62 @@ from xprof.convert import raw_to_tool_data
 
 import grpo_llama3_1_8b_demo as demo
 import settings
-from model.rollout import MaxTextRollout
+from model import llama
 from run import answers, process, training
 from run.run_files import read_log
-from task import run_grader
 
 STEPS, B, G, T = 6, 4, 4, 13
 DAY = 86_400  # seconds
 ARGUMENTS = [f"NUM_BATCHES={STEPS}", f"BATCH_SIZE={B}", f"NUM_GENERATIONS={G}",
              f"TOTAL_GENERATION_STEPS={T}", "NUM_TEST_QUESTIONS=4", "SAVE_INTERVAL_STEPS=3",
-             "EVAL_CONFIG=liberal", "EVAL_EVERY=3", "EVAL_QUESTIONS=8", "LOG_ANSWERS_EVERY=3",
+             "EVAL_CONFIG=liberal", "EVAL_EVERY=3", "EVAL_QUESTIONS=8", "LOG_ANSWERS_EVERY=1",
              "RUN_DIR=run"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """One short run in this process, and what its rollout and its rewards returned, call by call."""
-    folder = tmp_path_factory.mktemp("monitor")
-    seen = {"tokens": [], "rewards": {}, "folder": folder, "evaluations": 0}
-    generate, guarded, evaluate = MaxTextRollout.generate, run_grader.guarded, demo.evaluate
+    """One short run in this process: its folder, and the rows of its log."""
+    folder, evaluate, evaluations = tmp_path_factory.mktemp("monitor"), demo.evaluate, []
 
     def long_evaluation(*arguments):
-        seen["evaluations"] += 1
-        return evaluate(*arguments)
+        evaluations.append(evaluate(*arguments))
+        return evaluations[-1]
 
     def clock():  # each evaluation takes a day
-        return time.perf_counter() + DAY * seen["evaluations"]
-
-    def observed_generate(self, prompts, rollout_config, **kwargs):
-        output = generate(self, prompts, rollout_config, **kwargs)
-        if rollout_config.seed is None:  # training, not evaluation
-            seen["tokens"].append((output.tokens, output.text))
-            seen["eos"] = self.eos_id()
-        return output
-
-    def observed_rewards(name, reward_fn):
-        checked = guarded(name, reward_fn)
-
-        def kept(completions, **columns):
-            rewards = checked(completions=completions, **columns)
-            if len(completions) == B * G:  # a step, not the check of the right answers
-                seen["rewards"].setdefault(name, []).append(rewards)
-            return rewards
-
-        kept.__name__ = checked.__name__
-        return kept
+        return time.perf_counter() + DAY * len(evaluations)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(MaxTextRollout, "generate", observed_generate)
-        patch.setattr(run_grader, "guarded", observed_rewards)
         patch.setattr(demo, "evaluate", long_evaluation)
-        patch.setattr(training, "time", SimpleNamespace(perf_counter=clock))
+        patch.setattr(training, "time", SimpleNamespace(perf_counter=clock, time=time.time))
         demo.main([*ARGUMENTS, "PROFILE_DIR=trace"])
-    seen["rows"] = read_log(folder / "run" / "train_log.csv")
-    assert len(seen["tokens"]) == STEPS == len(seen["rows"])
-    return seen
+    assert len(evaluations) == 5  # before and after; before the first step, after the third and the sixth
+    return {"folder": folder, "rows": read_log(folder / "run" / "train_log.csv")}
 
 
 def test_the_columns_follow_from_tokens_texts_and_rewards(run):
-    at_the_limit, names = 0, ("match_format_exactly", "match_format_approximately", "check_answer",
-                              "check_numbers")  # fmt: skip
-    assert set(run["rewards"]) == set(names)
-    for i, (row, (tokens, texts)) in enumerate(zip(run["rows"], run["tokens"])):
-        ended = [run["eos"] in answer.tolist() for answer in tokens]
+    eos, at_the_limit, groups = llama.load_tokenizer(settings.HERE / "tiny_llama").eos_token_id, 0, {}
+    for line in answers.read_lines(run["folder"] / "run" / "answers.jsonl"):
+        groups.setdefault(line["step"], []).append(line["completions"])
+    names = ("match_format_exactly", "match_format_approximately", "check_answer", "check_numbers")
+    assert len(run["rows"]) == STEPS == len(groups)
+    for row in run["rows"]:
+        step = groups[row["step"]]
+        written = [answer for group in step for answer in group]
+        lengths, ended = zip(*((len(answer["tokens"]), eos in answer["tokens"]) for answer in written))
         assert row["cut_off"] == 1 - np.mean(ended)  # an answer that ends at the limit isn't cut off
-        at_the_limit += sum(end and len(answer) == T for end, answer in zip(ended, tokens))
-        written = sum(map(len, tokens))
-        assert row["length"] == pytest.approx(written / (B * G), rel=1e-12)
-        assert row["tokens_per_second"] == pytest.approx(written / row["seconds"], rel=1e-12)
-        groups = [texts[i : i + G] for i in range(0, B * G, G)]
-        assert row["distinct"] == np.mean([len(set(group)) for group in groups])
+        at_the_limit += sum(end and length == T for end, length in zip(ended, lengths))
+        assert row["length"] == pytest.approx(sum(lengths) / (B * G), rel=1e-12)
+        assert row["tokens_per_second"] == pytest.approx(sum(lengths) / row["seconds"], rel=1e-12)
+        assert row["distinct"] == np.mean([len({answer["text"] for answer in group}) for group in step])
         for name in names:
-            assert row[f"reward_{name}"] == pytest.approx(np.mean(run["rewards"][name][i]), abs=1e-9)
+            mean = np.mean([answer["points"][name] for answer in written])
+            assert row[f"reward_{name}"] == pytest.approx(mean, abs=1e-9)
         assert row["reward"] == pytest.approx(sum(row[f"reward_{name}"] for name in names), abs=1e-9)
-        groups = np.sum([run["rewards"][name][i] for name in names], axis=0).reshape(-1, G)
-        spread = [statistics.stdev(group) for group in groups.tolist()]
+        spread = [statistics.stdev(sum(answer["points"].values()) for answer in group) for group in step]
         assert row["reward_std"] == pytest.approx(np.mean(spread), abs=1e-6)
         assert 0 < row["seconds"] < DAY  # without the evaluations
     assert at_the_limit and any(row["cut_off"] for row in run["rows"])  # else this would show nothing
-    assert run["evaluations"] == 5  # before and after; before the first step, after the third and the sixth
 
 
 def test_tensorboard_has_every_figure_of_every_step_and_the_evaluations_where_a_step_ends_with_one(run):
@@ -280,7 +256,7 @@ def test_two_hosts_train_as_one(run, tmp_path, each):
         answers.read_lines(folder / "answers.jsonl")
         for folder in (tmp_path / "run", tmp_path / "run" / "host_1")
     )
-    assert first == second and len(first) == len(alone) == 3 * B
+    assert first == second and len(first) == len(alone) == STEPS * B
     for mine, expected in zip(first, alone):
         for answer, other in zip(mine["completions"], expected["completions"], strict=True):
             assert answer["tokens"] == other["tokens"] and answer["points"] == other["points"]
