@@ -64,7 +64,7 @@ def test_the_report_shows_a_hostile_answer_in_a_block_and_a_hostile_source_in_a_
     text, c = f"fine\n```\n# taken over\n{EVIL}", settings.read(demo.Constants, [])
     for path in (logs / "before.json", logs / "after.json"):
         result = json.loads(path.read_text())
-        result["by_data_source"] = {f"a | b | <b>\n{EVIL}": result, "x": result}
+        result["by_data_source"] = {f"a | b | <b>\n{EVIL}": dict(result), "x": dict(result)}
         result["completions"] = [text] * 16
         result["asked"] = [{"question": text, "answer": text}] * 16
         path.write_text(json.dumps(result))
