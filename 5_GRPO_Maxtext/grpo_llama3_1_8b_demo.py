@@ -321,11 +321,11 @@ def main(arguments: list[str]) -> None:
     if c.DRY_RUN:
         return start.dry_run(c, arguments, reward_func, TABLES)
     with start.opened(c, arguments, reward_func, TABLES) as (c, llm, task, folder):
-        before = folder.once("before", lambda: evaluate(c, llm, task, task.test), trained=folder.done)
+        folder.once("before", lambda: evaluate(c, llm, task, task.test))  # not again by a resumed run
         with TrainingRun(c, llm, task, folder, evaluate) as run:
-            log = train(c, llm, task, run)
-        after = folder.once("after", lambda: evaluate(c, llm, task, task.test))
-        start.report(c, task, folder, before, after, log)
+            train(c, llm, task, run)
+        folder.once("after", lambda: evaluate(c, llm, task, task.test))
+        start.report(c, task, folder)
 
 
 if __name__ == "__main__":

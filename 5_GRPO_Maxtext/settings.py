@@ -5,9 +5,8 @@
         SEED: int = 0  # orders the questions and samples the answers
         BATCH_SIZE: Count = pair(laptop=16, tpu=2)  # questions per step
 
-Editing a default and `python script.py SEED=1` do the same thing. pydantic parses the values and checks them
-against each constant's annotated type and range.
-Nothing here imports jax, so a mistyped name fails at once.
+pydantic parses the values and checks them against each constant's annotated type and range. Nothing here
+imports jax, so a mistyped name fails at once.
 """
 
 import contextlib
@@ -32,14 +31,12 @@ import pydantic
 from run import machine as machines
 from run.plain_text import shown
 
-# XLA splits even the smallest matrix product over all cores. On a model this small, that overhead costs more
-# than it saves, and a single thread also makes runs bitwise reproducible. TPUs ignore this flag.
+# One thread is fastest for matrix products this small, and bitwise reproducible. TPUs ignore this flag.
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # "PyTorch was not found": we don't need it
 
 HERE = Path(__file__).resolve().parent  # folder 5
-PROBE_SECONDS = 5  # then a server counts as unreachable; the libraries themselves retry for minutes
 NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENOSPC}
 SMALL_HIDDEN_SIZE = 1024  # a model below it takes the laptop column
 
@@ -59,12 +56,10 @@ class UserError(Exception):
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C during a run; `folder` is the RUN_DIR to continue from."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
+    """Ctrl-C during a run; its argument is the RUN_DIR to continue from."""
 
 
+# %% Columns ------------------------------------------------------------------------------------------------
 def pair(*, laptop: Any, tpu: Any) -> Any:
     """A default with two columns; `read` picks one by the size of MODEL."""
     return dataclasses.field(metadata={"laptop": laptop, "tpu": tpu})
@@ -86,26 +81,14 @@ def config_path(model: str) -> Path | None:
     with contextlib.suppress(ValueError):  # a path rather than a name
         found = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision or None)
         return Path(found) if isinstance(found, str) else None
-    return None
 
 
 def is_small(model: str) -> bool:
-    """Whether MODEL takes the laptop column. A model that's missing or unreadable counts as large;
-    `start.opened` downloads or refuses it, and reads the constants again.
-    """
+    """Whether MODEL takes the laptop column."""
     try:
         return int(json.loads(config_path(model).read_text())["hidden_size"]) < SMALL_HIDDEN_SIZE
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
-
-
-def reachable(url: str) -> bool:
-    """Whether a server answers within PROBE_SECONDS."""
-    import huggingface_hub
-
-    with contextlib.suppress(Exception):  # of httpx, of the sockets, or because HF_HUB_OFFLINE is set
-        return bool(huggingface_hub.get_session().head(url, timeout=PROBE_SECONDS).status_code)
-    return False
+        return False  # missing or unreadable: `start.opened` gets it, and reads the constants again
 
 
 def column(model: str) -> str:
@@ -118,19 +101,16 @@ def defaults(kind: type, column: str) -> dict[str, Any]:
     return {field.name: field.metadata.get(column, field.default) for field in dataclasses.fields(kind)}
 
 
+# %% Reading ------------------------------------------------------------------------------------------------
 def read[Constants](
     kind: type[Constants],
     arguments: Sequence[str],
     saved: Mapping[str, Any] | None = None,
     machine: machines.Machine = machines.TPU,
 ) -> Constants:
-    """The constants of a run; MODEL decides the column. `--help` exits.
+    """The constants of a run, by the `arguments`, then `saved`, then the defaults of MODEL's column.
 
-    Args:
-        kind: the dataclass.
-        arguments: `NAME=value` texts, which win; or `--help`.
-        saved: values of another run, which win over the defaults; names that `kind` lacks are ignored.
-        machine: the one a large model's defaults are for, unless MACHINE names another.
+    A large model's defaults are for `machine`, unless MACHINE names another. `--help` exits.
     """
     if {"--help", "-h"} & set(arguments):
         print(help_text(kind))
@@ -140,11 +120,9 @@ def read[Constants](
     for argument in arguments:
         name, equals, text = argument.partition("=")
         if name not in names or not equals:
-            near = difflib.get_close_matches(name.upper(), names, n=3, cutoff=0.5)
-            raise UserError(
-                f"{argument!r}: no such constant; write NAME=value, nearest names: "
-                f"{', '.join(near) or 'none'} (--help lists all)"
-            )
+            near = ", ".join(difflib.get_close_matches(name.upper(), names, n=3, cutoff=0.5)) or "none"
+            said = f"no such constant; write NAME=value, nearest names: {near} (--help lists all)"
+            raise UserError(f"{argument!r}: {said}")
         texts[name] = text
     given = {name: value for name, value in (saved or {}).items() if name in names} | texts
     model = given.get("MODEL") or defaults(kind, "laptop").get("MODEL", "")
@@ -162,11 +140,23 @@ def read[Constants](
 
 def help_text(kind: type) -> str:
     """The source of `kind` and its base classes: each constant with its default and comment."""
-    texts = [
-        f"# {Path(inspect.getsourcefile(block)).resolve().relative_to(HERE)}\n{inspect.getsource(block)}"
-        for block in kind.__mro__ if dataclasses.is_dataclass(block)
-    ]  # fmt: skip
-    return "\n\n".join(["# NAME=value changes a constant for one run; so does editing it.", *texts])
+    texts = ["# NAME=value changes a constant for one run; so does editing it."]
+    for block in filter(dataclasses.is_dataclass, kind.__mro__):
+        file = Path(inspect.getsourcefile(block)).resolve().relative_to(HERE)
+        texts.append(f"# {file}\n{inspect.getsource(block)}")
+    return "\n\n".join(texts)
+
+
+# %% Of every script ----------------------------------------------------------------------------------------
+def reachable(url: str) -> bool:
+    """Whether a server answers."""
+    import huggingface_hub
+
+    with contextlib.suppress(Exception):  # of httpx, of the sockets, or because HF_HUB_OFFLINE is set
+        return bool(
+            huggingface_hub.get_session().head(url, timeout=5).status_code
+        )  # others retry for minutes
+    return False
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -195,25 +185,20 @@ def run(main: Callable[[list[str]], Any]) -> None:
 def answer(main: Callable[[list[str]], Any]) -> None:
     """Calls `main` with the command line; exit code 2 on the user's errors, 130 on Ctrl-C.
 
-    A folder that isn't writable counts as the user's error, wherever it shows up.
     In a notebook, sys.argv holds the kernel's arguments, so the constants keep their defaults.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal in Latin-1 has no arrow: it gets \\u2192
             stream.reconfigure(errors="backslashreplace")
     try:
-        main([] if "ipykernel" in sys.argv[0] else sys.argv[1:])
+        return main([] if "ipykernel" in sys.argv[0] else sys.argv[1:])
     except UserError as error:
-        print(f"error: {shown(str(error))}", file=sys.stderr)
-        sys.exit(2)
-    except Stopped as stop:
-        kept = [argument for argument in sys.argv[1:] if not argument.startswith("RUN_DIR=")]
-        again = shlex.join(["python", sys.argv[0], *kept, f"RUN_DIR={stop.folder}"])
-        print(f"\nstopped. To go on: {again}", file=sys.stderr)
-        sys.exit(130)
-    except KeyboardInterrupt:
-        print("\nstopped", file=sys.stderr)
-        sys.exit(130)
+        code, said = 2, f"error: {shown(str(error))}"
+    except KeyboardInterrupt as stop:
+        code, said = 130, "\nstopped"
+        if isinstance(stop, Stopped):
+            kept = [argument for argument in sys.argv[1:] if not argument.startswith("RUN_DIR=")]
+            said += f". To go on: {shlex.join(['python', sys.argv[0], *kept, f'RUN_DIR={stop}'])}"
     except BrokenPipeError:  # `--help | head` closes our end before everything is written
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -221,12 +206,14 @@ def answer(main: Callable[[list[str]], Any]) -> None:
         if error.errno not in NOT_WRITABLE:
             raise
         path = shown(str(error.filename or "a file"))
-        print(f"error: {path}: {error.strerror}; choose a folder that can be written", file=sys.stderr)
-        sys.exit(2)
+        code, said = 2, f"error: {path}: {error.strerror}; choose a folder that can be written"
+    print(said, file=sys.stderr)
+    sys.exit(code)
 
 
 def answer_early(refuse: Callable[[list[str]], Any]) -> None:
     """`answer` before a script's heavy imports; skipped in a notebook, where sys.argv is the kernel's."""
+    gc.disable()  # until `run`: collecting during the imports costs half a second
     if "ipykernel" not in sys.argv[0]:
         answer(refuse)
 
@@ -242,5 +229,4 @@ def refuse_early(kind: type, check: Callable[[Any], None] = lambda c: None) -> N
         if is_small(getattr(c, "MODEL", "tiny_llama")):
             check(c)
 
-    gc.disable()  # until `run`: collecting during the imports costs half a second
     answer_early(refuse)

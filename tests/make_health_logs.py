@@ -38,12 +38,19 @@ def easy_questions() -> list[str]:
     return changed_questions(lambda rows: rows[:16])
 
 
+def pay(reward) -> None:
+    """All rewards of the course become this one."""
+    import reward_func
+
+    for name in COURSE_REWARDS:
+        setattr(reward_func, name, reward)
+
+
 def unreadable_answers() -> list[str]:
     """Wrong answers, and rewards that look at nothing else."""
     import reward_func
 
-    for name in COURSE_REWARDS:
-        setattr(reward_func, name, reward_func.check_numbers)
+    pay(reward_func.check_numbers)
     return wrong_answers()
 
 
@@ -59,23 +66,14 @@ def another_end_of_sequence() -> list[str]:
 
 def pay_for_length(sign: int = 1) -> list[str]:
     """Rewards that grow with the answer's length (sign -1: fall), and look at nothing else."""
-    import reward_func
-
-    def length(prompts, completions, **columns):
-        return [sign * float(len(completion)) for completion in completions]
-
-    for name in COURSE_REWARDS:
-        setattr(reward_func, name, length)
+    pay(lambda prompts, completions, **columns: [sign * float(len(text)) for text in completions])
     return []
 
 
 # What is spoilt (a function above, which returns constants), and the constants of the run.
 CASES = {
     "healthy": (None, []),
-    "rloo": (
-        None,
-        ["ADVANTAGE=rloo", "LOSS_AGG_MODE=seq-mean-token-sum", "NUM_ITERATIONS=2", "LEARNING_RATE=5e-4"],
-    ),
+    "rloo": (None, ["ADVANTAGE=rloo", "LOSS_AGG_MODE=seq-mean-token-sum"]),
     "alike": (None, ["TEMPERATURE=0.05", "NUM_BATCHES=10"]),
     "no_signal": (unreadable_answers, ["BETA=0.0"]),
     "solved": (easy_questions, ["NUM_BATCHES=60", "NUM_ITERATIONS=1", "LEARNING_RATE=1e-3"]),

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import functools
 import io
 import os
 import shutil
@@ -57,14 +58,10 @@ def made_once(tmp_path_factory, name, make):
 
 
 def taken_again(make, name_of, parts_of):
-    """`make`, but a second call of the same name takes what the first one made, all of it as it was then.
+    """`make` of a cluster or an engine, but the second of a name is the first, all of it as it was then.
 
-    To trace and lower its programs, and to read them back compiled, is two thirds of a short run.
-
-    Args:
-        make: makes a cluster, or an engine.
-        name_of: of the same arguments; None: it is made anew.
-        parts_of: its model, and the objects whose attributes a run changes.
+    To trace and lower its programs, and to read them back compiled, is two thirds of a short run. `name_of`
+    the arguments: None means anew. `parts_of` it: its model, and the objects whose attributes a run changes.
     """
     import jax
     import numpy as np
@@ -93,28 +90,15 @@ def taken_again(make, name_of, parts_of):
     return take
 
 
-def read_again(initialize):
-    """MaxText's `pyconfig.initialize`, half a second; of the same settings, what it returned."""
-    configs = {}
-
-    def take(arguments, **settings):
-        name = repr((arguments, sorted(settings.items())))
-        if name not in configs:
-            configs[name] = initialize(arguments, **settings)
-        return configs[name]
-
-    return take
-
-
-def kept(make, names):
-    """`make`, whose result follows from these constants and is made once for each of their values."""
+def kept(make, name_of):
+    """`make`, but of arguments with the same name it returns what it returned."""
     made = {}
 
-    def take(c, *arguments):
-        key = tuple(getattr(c, name) for name in names)
-        if key not in made:
-            made[key] = make(c, *arguments)
-        return made[key]
+    def take(*arguments, **more):
+        name = name_of(*arguments, **more)
+        if name not in made:
+            made[name] = make(*arguments, **more)
+        return made[name]
 
     return take
 
@@ -129,7 +113,10 @@ def share_programs(patch):
     from model import llama
     from run import start, trained
 
-    patch.setattr(llama.pyconfig, "initialize", read_again(llama.pyconfig.initialize))
+    read = llama.pyconfig.initialize
+    patch.setattr(
+        llama.pyconfig, "initialize", kept(read, lambda *a, **more: repr((a, sorted(more.items()))))
+    )
 
     def name(c, folder, beside, *more):
         if vars(c).get("LORA_RANK"):  # the reference shares its weights
@@ -148,9 +135,10 @@ def share_programs(patch):
     # `update` takes both as static arguments: other objects of the same constants would be traced anew.
     steps = ("NUM_BATCHES", "NUM_ITERATIONS", "LEARNING_RATE", "WARMUP_FRACTION", "MAX_GRAD_NORM", "B1", "B2",
              "WEIGHT_DECAY", "MAX_NONFINITE_UPDATES")  # fmt: skip
-    patch.setattr(demo, "make_optimizer", kept(demo.make_optimizer, steps))
     method = ("EPSILON", *Variants.__dataclass_fields__)
-    patch.setattr(grpo_variants, "choose", kept(grpo_variants.choose, method))
+    for module, function, names in ((demo, "make_optimizer", steps), (grpo_variants, "choose", method)):
+        key = functools.partial(lambda names, c, *more: tuple(getattr(c, name) for name in names), names)
+        patch.setattr(module, function, kept(getattr(module, function), key))
 
     def engine(c, tokenizer, count, checkpoint=None):
         run = checkpoint.constants if checkpoint else {}

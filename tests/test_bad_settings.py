@@ -6,7 +6,6 @@ main script before anything is trained, and most of them again as a dry run.
 
 import json
 import os
-import shutil
 import typing
 from pathlib import Path
 
@@ -20,37 +19,30 @@ ROW = {"question": "1 + 1?", "answer": "#### 2"}
 
 # What the line has to say beside the name of the constant, and the settings.
 TABLE = """
-MODEL <= MODEL=
-config.json <= MODEL=/ | MODEL=.. | MODEL=tiny_gsm8k
-folder <= MODEL=mine.jsonl | MODEL=a/b/c | MODEL=nobody/nothing
-empty name <= DATASET= | DATASET=,
-above 0 <= DATASET=tiny_gsm8k:0 | DATASET=tiny_gsm8k:-1 | DATASET=tiny_gsm8k:inf | DATASET=tiny_gsm8k:nan
+config.json <= MODEL=/ | MODEL=tiny_gsm8k
+folder <= MODEL=mine.jsonl | MODEL=nobody/nothing
+empty name <= DATASET=,
+above 0 <= DATASET=tiny_gsm8k:0 | DATASET=tiny_gsm8k:nan
 twice <= DATASET=tiny_gsm8k,tiny_gsm8k
 every source a weight <= DATASET=tiny_gsm8k:0.5,mine.jsonl
 is trained on, too <= DATASET=/dev/null
 train.jsonl <= DATASET=empty_folder
-local <= DATASET=gs://bucket/x | REWARD_FUNC=gs://bucket/x.py
+local <= REWARD_FUNC=gs://bucket/x.py
 No such file <= TEST_DATASET=nothing.json
 leave the weights out <= TEST_DATASET=mine.jsonl:0.5
 nothing <= REWARDS=nothing
 named twice <= REWARDS=check_answer,check_answer
-REWARDS <= REWARDS=, | REWARDS=check_answer,
-os <= REWARDS=os
+REWARDS <= REWARDS=check_answer,
 __class__ <= REWARDS=__class__
 choose one form <= REWARDS=mark_reward,match_format_exactly
-REWARD_FUNC <= REWARD_FUNC=nothing.py | REWARD_FUNC=empty_folder | REWARD_FUNC=mine.jsonl
-choose another <= RUN_DIR=mine.jsonl | RUN_DIR=mine.jsonl/run | RUN_DIR=/proc/run
-choose another <= CHECKPOINT_DIR=mine.jsonl/x | CHECKPOINT_DIR=/proc/checkpoints
-CHECKPOINT_DIR <= RUN_DIR=gs://b/r
-or equal to 0 <= SEED=-1 | BETA=-0.1
-less than or equal <= SEED=4294967296 | SEED=99999999999999999999
-integer <= SEED=1e3 | NUM_BATCHES=ten
-boolean <= DRY_RUN=maybe | SCAN_LAYERS=2
+REWARD_FUNC <= REWARD_FUNC=nothing.py | REWARD_FUNC=mine.jsonl
+choose another <= RUN_DIR=mine.jsonl | RUN_DIR=/proc/run | CHECKPOINT_DIR=/proc/checkpoints
+less than or equal <= SEED=4294967296
+integer <= SEED=1e3
+boolean <= DRY_RUN=maybe
 or equal to 1 <= BATCH_SIZE=0
 shortest takes <= MAX_PROMPT_LENGTH=1
-greater than 0 <= TEMPERATURE=-1
-a finite number <= TEMPERATURE=nan | LEARNING_RATE=inf | EPSILON=inf
-must be <= TOP_P=nan
+a finite number <= TEMPERATURE=nan
 -1 <= TOP_K=-2
 tokens <= TOP_K=1000
 no such constant <= NUM_PASSES=3
@@ -67,14 +59,14 @@ EPSILON_HIGH=0.28 <= LOSS_ALGO=dapo
 refill <= ROLLOUTS=one-step-ahead ZERO_VARIANCE_GROUPS=refill
 at most 2; <= TEMPERATURE=2.1 ROLLOUT_ENGINE=vllm SCAN_LAYERS=True
 maxtext <= TEMPERATURE_END=3 ROLLOUT_ENGINE=vllm SCAN_LAYERS=True
-not a Python file <= METHOD=nowhere.py | METHOD=empty_folder
+not a Python file <= METHOD=nowhere.py
 empty_folder <= TEACHER=empty_folder
 its vocabulary <= TEACHER=tiny_grid
 more than <= OVERLONG_BUFFER=29
 drop one <= ROLLOUTS=one-step-ahead TEMPERATURE_END=0.5
-less than 1 <= B1=1 | B1=nan
+less than 1 <= B1=nan
 must divide <= TRAIN_MICRO_BATCH_SIZE=5 | TRAINER_TENSOR_PARALLEL=3
-each weight once <= LORA_TARGETS= | LORA_TARGETS=q_proj,q_proj | LORA_TARGETS=lm_head
+each weight once <= LORA_TARGETS=q_proj,q_proj | LORA_TARGETS=lm_head
 no second copy <= LORA_RANK=4 REFERENCE_OFFLOAD=True
 lower it <= MAX_TO_KEEP=1000000000
 CPU <= ATTENTION=flash
@@ -85,8 +77,7 @@ not installed <= ROLLOUT_ENGINE=vllm SCAN_LAYERS=True
 as they are <= ROLLOUT_ENGINE=vllm SCAN_LAYERS=True LOGITS_CLIP=5
 other hosts <= DISTRIBUTED=True
 NUM_BATCHES <= NUM_BATCH=3
-NAME=value <= help | NUM_BATCHES
-valid number <= LEARNING_RATE=${x}
+NAME=value <= NUM_BATCHES
 """
 VALUES = {
     setting: words
@@ -106,45 +97,24 @@ def a_small_place(tmp_path, monkeypatch):
     return set(os.listdir())
 
 
-def line_of(arguments):
-    with pytest.raises(UserError) as error:
-        demo.main(arguments)
-    line = str(error.value)
-    assert "\n" not in line and len(line) < 700, line
-    return line
-
-
-def refused_when_read(arguments):
-    """What the first line of `main` says, with or without DRY_RUN; nothing if it takes the values."""
-    try:
+@pytest.mark.parametrize("row", VALUES)
+def test_a_wrong_value_is_one_line_and_a_dry_run_leaves_nothing(row, a_small_place):
+    arguments = row.split()
+    try:  # with or without DRY_RUN; the rest is tried both ways
         settings.read(demo.Constants, arguments)
-    except UserError as error:
-        return str(error)
-    return ""
-
-
-def test_a_wrong_value_is_one_line_and_a_dry_run_leaves_nothing(a_small_place, subtests):
-    for row, words in VALUES.items():
-        with subtests.test(row):
-            arguments = row.split()
-            ways = [[]] if row in ONLY_WHEN_IT_RUNS else [["DRY_RUN=True"], []]
-            lines = [refused_when_read(arguments)]
-            for first in [] if lines[0] else ways:
-                lines = [*filter(None, lines), line_of([*first, *arguments])]
-                assert set(os.listdir()) <= a_small_place | ({"runs"} if not first else set())
-            for line in lines:
-                assert words in line and "\n" not in line, line
-                assert any(argument.split("=")[0] in line for argument in arguments), line
-            shutil.rmtree("runs", ignore_errors=True)
+        ways = [[]] if row in ONLY_WHEN_IT_RUNS else [["DRY_RUN=True"], []]
+    except UserError:
+        ways = [[]]
+    for first in ways:
+        with pytest.raises(UserError) as error:
+            demo.main([*first, *arguments])
+        line = str(error.value)
+        assert VALUES[row] in line and "\n" not in line and len(line) < 700, line
+        assert any(argument.split("=")[0] in line for argument in arguments), line
+        assert set(os.listdir()) <= a_small_place | ({"runs"} if not first else set())
 
 
 def test_every_number_has_a_range():
     """TOP_K=-1 switches it off; checks.py has its rule."""
     hints = typing.get_type_hints(demo.Constants, include_extras=True)
     assert len(hints) > 60 and [name for name, hint in hints.items() if hint in (int, float)] == ["TOP_K"]
-
-
-@pytest.mark.parametrize("first", [[], ["DRY_RUN=True"]])
-def test_the_main_script_reads_its_constants_before_anything_else(first, a_small_place):
-    assert "or equal to 1" in line_of([*first, "NUM_BATCHES=0", "MODEL=nothing", "RUN_DIR=run"])
-    assert set(os.listdir()) == a_small_place

@@ -20,7 +20,7 @@ import grpo_llama3_1_8b_demo as demo
 import inference
 import settings
 from model import versions
-from run import process, run_folder, train_log
+from run import process, run_folder, training
 from run import start as start_of_run
 from run.run_files import read_log
 from settings import HERE, UserError
@@ -237,7 +237,7 @@ def small_disk(tmp_path):
 
 def test_a_disk_too_full_for_the_log_ends_the_training(small_disk):
     # tensorboardX's own SummaryWriter would wait for ever, once its thread has died of the full disk
-    log = train_log.TrainingLog(small_disk, read(), 0)
+    log = training.TrainingLog(small_disk, read(), 0)
     row = dict.fromkeys(("reward", "correct", "format_ok", "kl"), 0.5)
     log.add({"step": 1} | row)
     with pytest.raises(UserError, match="the disk is full"), process.full_disk(small_disk):

@@ -9,7 +9,7 @@ import sys
 import make_health_logs
 import pytest
 
-from run import health, page
+from run import health
 from run.run_files import read_log
 from settings import HERE, UserError
 from tools import show_run
@@ -44,16 +44,8 @@ def kinds(rows, constants):
     return [health.check(rows[:i], constants) for i in range(len(rows) + 1)]
 
 
-@pytest.fixture(scope="module")
-def names_of_constants():
-    """The main script's, as `--help` lists them: without its imports."""
-    command = [sys.executable, HERE / "grpo_llama3_1_8b_demo.py", "--help"]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return set(re.findall(r"^    ([A-Z][A-Z0-9_]*): ", text, re.M))
-
-
 @pytest.mark.parametrize("name", SHOWN)
-def test_a_spoilt_run_is_named_with_its_cause_and_the_constant_to_turn(name, names_of_constants):
+def test_a_spoilt_run_is_named_with_its_cause_and_the_constant_to_turn(name):
     rows, constants = log(name)
     expected, before = [], {}
     for i, found in enumerate(kinds(rows, constants)):
@@ -64,16 +56,11 @@ def test_a_spoilt_run_is_named_with_its_cause_and_the_constant_to_turn(name, nam
     assert "\n" not in line and all(words in line for words in SHOWN[name])
     for constant, value in re.findall(r"\b([A-Z][A-Z_0-9]+)=([^\s,;)]+)", line):
         assert str(constants[constant]) == value
-    assert set(re.findall(r"\b[A-Z]+_[A-Z_]+\b|\bTEMPLATE\b|\b[A-Z_]+(?==)", line)) <= names_of_constants
 
 
 def test_every_kind_of_line_is_provoked():
-    text = (HERE / "run" / "health.py").read_text()
-    rules = text.partition("faults = {")[2].partition("}")[0]
-    kinds = set(re.findall(r'^        "(\w+)": ', rules, re.M)) - {
-        "mismatch_corrected",
-        "sync",
-    }  # the test below
+    rules = (HERE / "run" / "health.py").read_text().partition("faults = {")[2].partition("}")[0]
+    kinds = set(re.findall(r'^        "(\w+)": ', rules, re.M)) - {"mismatch_corrected", "sync"}  # below
     assert kinds == set(SHOWN) == set(make_health_logs.CASES) - set(make_health_logs.HEALTHY)
 
 
@@ -90,13 +77,9 @@ def test_what_is_not_limited_or_corrected_is_not_judged():
 def test_a_sampler_that_lags_behind_is_named_unless_it_was_not_measured():
     """Only vLLM measures `sync_gain`; after the first step, whose rate is 0, it's nan."""
     rows, constants = log("healthy")
-    constants |= {"ROLLOUT_ENGINE": "vllm"}
-    for gain, named in ((0.4, True), (0.89, True), (0.95, False), (float("nan"), False)):
+    for gain, named in ((0.89, True), (0.95, False), (float("nan"), False)):
         found = health.check([rows[0], *(row | {"sync_gain": gain} for row in rows[1:])], constants)
         assert list(found) == ["sync"] * named
-    assert (
-        "ROLLOUT_ENGINE=vllm" in health.check([row | {"sync_gain": 0.4} for row in rows], constants)["sync"]
-    )
 
 
 def test_healthy_runs_raise_no_alarm():
@@ -134,9 +117,8 @@ def test_too_few_steps_and_missing_metrics_are_not_judged():
     assert "kl" not in health.check(without(-1, -3, -4), constants)
 
 
-def test_the_command_reads_a_runs_folder_and_does_not_import_jax(tmp_path, capsys):
+def test_the_command_reads_a_runs_folder_and_does_not_import_jax(tmp_path):
     rows, constants = log("kl")
-    constants = dict.fromkeys(page.NEEDED_CONSTANTS, "") | constants  # the log is older than some of them
     shutil.copy(make_health_logs.FOLDER / "kl.csv", tmp_path / "train_log.csv")
     (tmp_path / "constants.json").write_text(json.dumps(constants))
     code = (
@@ -147,14 +129,9 @@ def test_the_command_reads_a_runs_folder_and_does_not_import_jax(tmp_path, capsy
     lines = [f"{tmp_path}: Not over yet, {len(rows)} steps so far", *health.history(rows, constants)]
     lines.append(f"page     {tmp_path}/report.html")
     assert not done.stderr and done.stdout.splitlines() == lines and len(lines) > 1
-    shutil.copy(make_health_logs.FOLDER / "healthy.csv", tmp_path / "train_log.csv")
-    show_run.main([str(tmp_path)])
-    assert capsys.readouterr().out.splitlines()[1] == f"{len(log('healthy')[0])} steps, and nothing to report"
-    with pytest.raises(UserError, match="give the RUN_DIR of one"):
-        show_run.main([str(tmp_path / "nothing")])
-    del constants["ADVANTAGE"]
+    del constants["MAX_GRAD_NORM"]
     (tmp_path / "constants.json").write_text(json.dumps(constants))
-    with pytest.raises(UserError, match=r"another version's run \(it has no ADVANTAGE\); start a new one$"):
+    with pytest.raises(UserError, match=r"of another version"):
         show_run.main([str(tmp_path)])
 
 

@@ -75,33 +75,29 @@ def drop_last(path):
 
 
 CHANGED = {  # what is done to the files, and what is then another
-    "a weight": (lambda: move_one_weight("model"), {"MODEL"}),
-    "a weight of the teacher": (lambda: move_one_weight("teacher"), {"TEACHER"}),
-    "a number in the config": (lambda: edit("model/config.json", "1e-05", "2e-05"), {"MODEL"}),
-    "what ends an answer": (lambda: Path("model/generation_config.json").write_text("{}"), {"MODEL"}),
+    "a weight": (lambda: move_one_weight("model"), "MODEL"),
+    "a weight of the teacher": (lambda: move_one_weight("teacher"), "TEACHER"),
+    "a number in the config": (lambda: edit("model/config.json", "1e-05", "2e-05"), "MODEL"),
     "the chat template": (
-        lambda: edit("model/chat_template.jinja", "<|assistant|>", "<answer>"),
-        {"MODEL", "DATASET", "TEST_DATASET"},
+        lambda: edit("model/chat_template.jinja", "<|assistant|>", "<answer>"), "MODEL DATASET TEST_DATASET"
     ),
-    "a reward": (lambda: edit("own.py", "1.0", "-1.0"), {"REWARD_FUNC"}),
-    "a reward of the course": (lambda: edit("course.py", "1 ", "2 "), {"reward_func.py"}),
-    "a method": (lambda: edit("method.py", "1 ", "2 "), {"METHOD"}),
-    "a world": (lambda: edit("world.py", "1 ", "2 "), {"ENVIRONMENT"}),
-    "the order of the training questions": (
-        lambda: lines("data/train.jsonl", lambda x: "\n".join(x[::-1])),
-        {"DATASET"},
+    "a reward": (lambda: edit("own.py", "1.0", "-1.0"), "REWARD_FUNC"),
+    "a reward of the course": (lambda: edit("course.py", "1 ", "2 "), "reward_func.py"),
+    "a method": (lambda: edit("method.py", "1 ", "2 "), "METHOD"),
+    "a world": (lambda: edit("world.py", "1 ", "2 "), "ENVIRONMENT"),
+    "the training questions' order": (
+        lambda: lines("data/train.jsonl", lambda rows: "\n".join(rows[::-1])), "DATASET"
     ),
-    "right answers of the test": (lambda: edit("data/test.jsonl", "#### ", "#### 1"), {"TEST_DATASET"}),
-    "held-out answers": (lambda: edit("data/validation.jsonl", "#### ", "#### 1"), {"DATASET"}),
-    "a question beyond NUM_TEST_QUESTIONS": (lambda: drop_last("data/test.jsonl"), set()),
-    "remarks": (lambda: [edit("method.py", "one", "uno"), edit("own.py", "def", "# points\ndef")], set()),
-    "ends of lines": (lambda: edit("data/train.jsonl", "\n", "\r\n"), set()),
+    "right answers of the test": (lambda: edit("data/test.jsonl", "#### ", "#### 1"), "TEST_DATASET"),
+    "held-out answers": (lambda: edit("data/validation.jsonl", "#### ", "#### 1"), "DATASET"),
+    "a question beyond NUM_TEST_QUESTIONS": (lambda: drop_last("data/test.jsonl"), ""),
+    "remarks": (lambda: [edit("method.py", "one", "uno"), edit("own.py", "def", "# points\ndef")], ""),
+    "ends of lines": (lambda: edit("data/train.jsonl", "\n", "\r\n"), ""),
     "the kind of a file": (
-        lambda: lines("data/validation.jsonl", lambda x: f"[{','.join(x)}]", "data/validation.json"),
-        set(),
+        lambda: lines("data/validation.jsonl", lambda rows: f"[{','.join(rows)}]", "data/validation.json"), ""
     ),
-    "a copy": (lambda: [Path("model").rename("moved"), shutil.copytree("moved", "model")], set()),
-}
+    "a copy": (lambda: [Path("model").rename("moved"), shutil.copytree("moved", "model")], ""),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CHANGED)
@@ -110,9 +106,9 @@ def test_what_has_changed_is_named_and_nothing_else(name):
     before, c = found(), settings.read(demo.Constants, USED)
     change()
     now = found()
-    assert before.keys() == now.keys() and {key for key in now if now[key] != before[key]} == names
+    assert before.keys() == now.keys() and {key for key in now if now[key] != before[key]} == {*names.split()}
     said = identity.changes(before, now, c, "RUN_DIR=r")
-    for key in names:
+    for key in names.split():
         value = getattr(c, key, None)
         assert (f"{key}={value}" if value else {"TEST_DATASET": "DATASET=data"}.get(key, key)) in said
     assert bool(said) == bool(names) and "\n" not in said
@@ -144,37 +140,31 @@ def rewrite(path, **changes):
     Path(path).write_text(json.dumps(json.loads(Path(path).read_text()) | changes))
 
 
-def ask(*more):
-    inference.main(["CHECKPOINT=run", *more, "How many cards does Tom have?"])
-
-
 def count(*more):
     pass_at_k.main(["CHECKPOINT=run", "SAMPLES=2", "NUM_QUESTIONS=2", "RUN_DIR=p", *more])
 
 
-def test_every_reader_of_a_checkpoint_says_that_its_base_is_another(run, capsys):
+READERS = {
+    "inference": lambda: inference.main(["CHECKPOINT=run", "How many cards does Tom have?"]),
+    "pass@k": count,
+    "export": lambda: convert_checkpoint.main(["SOURCE=run", "TARGET=hf"]),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_every_reader_of_a_checkpoint_says_that_its_base_is_another(run, name, capsys):
     """With all weights trained the base is only compared with; LoRA's A and B fit no other."""
-    export = ["SOURCE=run", "TARGET=hf"]
-    readers = {ask: [], count: [], lambda: convert_checkpoint.main(export): []}
-    for read in readers:
-        read()
+    READERS[name]()
     assert "the content" not in capsys.readouterr().out
-    shutil.rmtree("hf")
+    shutil.rmtree("hf", ignore_errors=True)
     move_one_weight("model")
-    for read in readers:
-        read()
-        assert "note: MODEL=model: the content isn't what the run in" in capsys.readouterr().out
+    READERS[name]()
+    assert "note: MODEL=model: the content isn't what the run in" in capsys.readouterr().out
     rewrite("run/constants.json", LORA_RANK=4)
-    shutil.rmtree("hf")
-    for read in readers:
-        with pytest.raises(UserError, match=r"^MODEL=model: the content isn't .*; put it back") as error:
-            read()
-        assert "\n" not in str(error.value) and not Path("hf").exists()
-    shutil.copytree(HERE / "tiny_llama", "original")
-    with pytest.raises(
-        UserError, match=r"checkpoint 8 in .* cannot be read"
-    ):  # it has no A and B: past the check
-        ask("MODEL=original")
+    shutil.rmtree("hf", ignore_errors=True)
+    with pytest.raises(UserError, match=r"^MODEL=model: the content isn't .*; put it back"):
+        READERS[name]()
+    assert not Path("hf").exists()
 
 
 ASKED_AGAIN = {  # what is done to a run whose counts are kept, and how many models are then asked again
@@ -182,34 +172,26 @@ ASKED_AGAIN = {  # what is done to a run whose counts are kept, and how many mod
     "trained anew under its name": (lambda: rewrite("run/run.json", run_id="another"), 1),
     "a copy of it": (lambda: [Path("run").rename("r"), shutil.copytree("r", "run")], 0),
     "the test questions": (lambda: edit("data/test.jsonl", "#### ", "#### 1"), 2),
-    "a question that is not asked": (lambda: drop_last("data/test.jsonl"), 0),
     "the prompt": (lambda: rewrite("run/constants.json", TEMPLATE="Q: {question}"), 2),
     "a limit": (lambda: rewrite("run/constants.json", TOTAL_GENERATION_STEPS=20), 2),
     "the base": (lambda: move_one_weight("model"), 2),
     "the last step": (lambda: shutil.rmtree("run/checkpoints/8"), 1),
-    "half of a file": (lambda: [cut(path) for path in Path("p").glob("counts*")], 2),
+    "half of a file": (lambda: [path.write_text("{") for path in Path("p").glob("counts*")], 2),
 }  # fmt: skip
 
 
-def cut(path):
-    path.write_text(path.read_text()[:-9])
-
-
 @pytest.mark.parametrize("name", ASKED_AGAIN)
-def test_kept_counts_are_those_of_the_same_run_questions_and_rewards(run, name, monkeypatch, capsys):
+def test_kept_counts_are_those_of_the_same_run_questions_and_rewards(run, name, monkeypatch):
     rewrite("run/constants.json", DATASET="data", MAX_PROMPT_LENGTH=99)
-    asked = []
-    monkeypatch.setattr(
-        pass_at_k, "count_right", lambda *a: asked.append(a) or {"strict": [0, 0], "lenient": [0, 0]}
-    )
+    asked, none = [], {"strict": [0, 0], "lenient": [0, 0]}
+    monkeypatch.setattr(pass_at_k, "count_right", lambda *arguments: asked.append(arguments) or none)
     count()
     assert len(asked) == 2
     happens, again = ASKED_AGAIN[name]
     happens()
-    count()
-    assert len(asked) == 2 + again
-    count()
-    assert len(asked) == 2 + again
+    for _ in range(2):
+        count()
+        assert len(asked) == 2 + again
     Path("run/run.json").unlink()
     with pytest.raises(UserError, match=r"^CHECKPOINT=run: its run.json, .* is lost"):
         count()
@@ -220,10 +202,8 @@ def test_a_run_does_not_go_on_with_another_reward(capsys):
     arguments = [*SHORT, "NUM_BATCHES=2", "EVAL_EVERY=0", "REWARD_FUNC=own.py", "REWARDS=own", "RUN_DIR=r"]
     demo.main(arguments)
     edit("own.py", "1.0", "-1.0")
-    there = {path: path.read_bytes() for path in Path("r").rglob("*.json*")}
     with pytest.raises(UserError, match=r"^REWARD_FUNC=own.py: the content isn't what the run in RUN_DIR=r"):
         demo.main(arguments)
-    assert {path: path.read_bytes() for path in Path("r").rglob("*.json*")} == there
     edit("own.py", "-1.0", "1.0")
     demo.main(arguments)
     assert "going on after step 2 of 2" in capsys.readouterr().out

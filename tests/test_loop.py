@@ -6,7 +6,6 @@ needs a language model takes the tiny Llama.
 
 import gc
 import json
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +18,8 @@ from table_policy import (
     PAD,
     TABLE,
     VOCABULARY,
-    Table,
     as_batch,
     constants_of,
-    graded,
     log_probs_by_hand,
     make_cluster,
     questions,
@@ -37,11 +34,11 @@ import grpo_llama3_1_8b_demo as demo
 import grpo_variants
 import reward_func
 import settings
-from model import faster_on_cpu, llama
+from model import llama
 from model.cluster import make_cluster as make_llama_cluster
 from model.llm import Llm
 from model.log_probs import mean_metrics
-from run import train_log
+from run.training import TrainingRun
 from task import prompts, run_grader
 from task.questions import mixed_batches
 
@@ -186,17 +183,15 @@ def test_a_run_goes_on_after_updates_that_were_not_finite_and_stops_beyond_the_l
     """A reward that is NaN poisons one gradient pass of the first step, and of the second."""
     arguments = (*FOUR, *QUICK, "NUM_BATCHES=4", "SAVE_INTERVAL_STEPS=4", f"TRAIN_MICRO_BATCH_SIZE={size}")
     answers = [random_answers(seed, 8, 5) for seed in range(4)]
-    for batch in answers[:2]:
-        batch[0] = [2, 2, 2, 2, 2]
+    answers[0][0] = answers[1][0] = 2
 
     def poisoned(ids):
-        return np.nan if ids == [2, 2, 2, 2, 2] else points(ids)
+        return np.nan if ids == [2] * 5 else points(ids)
 
-    llm, log = train(
-        constants_of(*arguments, "MAX_NONFINITE_UPDATES=2"), answers, poisoned, tmp_path / "goes_on"
-    )
-    assert [np.isfinite(row["loss"]) for row in log] == [False, False, True, True]
-    assert [np.isfinite(row["grad_norm"]) for row in log] == [False, False, True, True]
+    c = constants_of(*arguments, "MAX_NONFINITE_UPDATES=2")
+    llm, log = train(c, answers, poisoned, tmp_path / "goes_on")
+    for name in ("loss", "grad_norm"):
+        assert [np.isfinite(row[name]) for row in log] == [False, False, True, True]
     table = np.asarray(llm.params["table"])
     assert np.isfinite(table).all() and np.abs(table - TABLE).max() > 0.1
     with pytest.raises(settings.UserError, match=r"of step 2 is nan.*MAX_NONFINITE_UPDATES=1"):
@@ -204,16 +199,12 @@ def test_a_run_goes_on_after_updates_that_were_not_finite_and_stops_beyond_the_l
 
 
 def test_the_guard_counts_updates_in_a_row():
-    c = constants_of("MAX_NONFINITE_UPDATES=2")
+    run = TrainingRun(constants_of("MAX_NONFINITE_UPDATES=2"), None, None, None, None)
     nan, inf = float("nan"), float("inf")
-    count = 0
-    for loss, norm, expected in ((nan, 1.0, 1), (1.0, inf, 2), (1.0, 1.0, 0), (nan, nan, 1), (inf, 1.0, 2)):
-        count = train_log.count_nonfinite(c, 5, count, loss, norm)
-        assert count == expected
+    for loss, norm in ((nan, 1.0), (1.0, inf), (1.0, 1.0), (nan, nan), (inf, 1.0)):
+        run.check_finite(4, {"loss": loss, "grad_norm": norm})
     with pytest.raises(settings.UserError, match=r"the gradient norm of step 6 is inf; .*LEARNING_RATE="):
-        train_log.count_nonfinite(c, 6, count, 1.0, inf)
-    with pytest.raises(settings.UserError, match=r"the loss of step 1 is nan"):
-        train_log.count_nonfinite(constants_of(), 1, 0, nan, nan)
+        run.check_finite(5, {"loss": 1.0, "grad_norm": inf})
 
 
 @pytest.mark.parametrize(("limit", "length"), [("0.5", 0.5), ("0.0", 3.0)])
@@ -229,7 +220,6 @@ def test_max_grad_norm_bounds_the_gradient_or_is_off(limit, length, monkeypatch)
 # --- what the loop makes of its constants
 
 TWO = ("BATCH_SIZE=2", "NUM_GENERATIONS=2", "NUM_BATCHES=1", "LEARNING_RATE=0.1", *QUICK)
-FULL = np.tile([4, 5, EOS], (4, 1))
 
 
 def test_advantages_reach_the_update_and_are_clipped(fed, tmp_path):
@@ -295,15 +285,6 @@ def test_schedules_reach_the_sampler_the_update_and_the_log(fed, tmp_path):
     assert loop["beta"] == pytest.approx(betas[3], rel=1e-12)  # a resumed run goes on with it
 
 
-@pytest.mark.parametrize(
-    ("longest", "columns"), [(1, 7), (7, 7), (8, 14), (15, 24), (24, 24), (25, 28), (28, 28)]
-)
-def test_columns_that_no_answer_uses_are_not_computed(longest, columns, monkeypatch):
-    for shares, expected in ((True, columns), (False, 28)):
-        monkeypatch.setattr(faster_on_cpu, "shares_prompts", lambda model, shares=shares: shares)
-        assert llama.used_columns(Table(), 28, longest) == expected
-
-
 def test_a_batch_is_cut_in_all_that_has_a_value_per_token_and_trains_the_same(fed, tmp_path, monkeypatch):
     answers = [random_answers(5, 4, 5) * (np.arange(5) < 2)]
     c = constants_of(*TWO, "TOTAL_GENERATION_STEPS=5", "NUM_ITERATIONS=2")
@@ -342,22 +323,6 @@ def test_answers_drawn_ahead_are_those_of_the_weights_one_step_ago(fed, tmp_path
         expected = log_probs_by_hand(tables[max(step - 1, 0)], prompt_ids, completion_ids)
         np.testing.assert_allclose(batch.sampler_log_prob[0], expected * (answers[step] != PAD), rtol=1e-5)
     assert [row["mismatch"] > 0.01 for row in log] == [False, True, True, True]
-
-
-@pytest.mark.parametrize(
-    ("config", "temperatures"), [("greedy", [0.0]), ("standard", [0.0, 0.7]), ("liberal", [0.0, 0.85])]
-)
-def test_an_evaluation_asks_the_greedy_pass_once(config, temperatures):
-    c = constants_of("BATCH_SIZE=2", "NUM_GENERATIONS=2", f"EVAL_CONFIG={config}")
-    answers = [FULL[:3], np.array([[4, EOS, PAD], [2, EOS, PAD], [3, 3, 3]])]
-    llm, task = Llm(c, make_cluster(c, answers)), SimpleNamespace(grader=graded(points))
-    result = demo.evaluate(c, llm, task, questions(3))
-    assert llm.rollout.temperatures == temperatures
-    assert result["greedy_completions"] == ["4 5 1"] * 3
-    drawn = ["4 5 1"] * 3 if config == "greedy" else ["4 1", "2 1", "3 3 3"]
-    assert result["completions"] == drawn
-    assert result["cut_off"] == (0 if config == "greedy" else pytest.approx(1 / 3))
-    assert [row["question"] for row in result["asked"]] == ["0"] * 3
 
 
 # --- the real cluster: memory, and the same temperature everywhere

@@ -10,16 +10,13 @@ import math
 import re
 import shlex
 import shutil
-import sys
 
 import make_health_logs
 import pytest
 from hostile import HOSTILE
 from short_runs import SHORT, saved_steps
 
-import settings
-from run import answers, evaluation, health, page, verdict
-from run.run_files import read_log
+from run import answers, evaluation, page
 from settings import HERE, UserError
 from tools import show_run
 
@@ -35,15 +32,14 @@ class Elements(html.parser.HTMLParser):
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
         attributes = dict(attributes)
+        self.tags.append(tag)
+        self.open = (tag, attributes.get("id"))
         if attributes.get("http-equiv") == "Content-Security-Policy":
             self.policy = attributes["content"]
-        self.open = (tag, attributes.get("id"))
 
     def handle_data(self, data):
-        if self.open and self.open[0] in ("script", "style"):
-            self.inside[self.open] = self.inside.get(self.open, "") + data
+        self.inside[self.open] = self.inside.get(self.open, "") + data
 
     def handle_endtag(self, tag):
         self.open = None
@@ -63,9 +59,7 @@ def test_the_page_has_what_the_files_have(run, tmp_path):
     data = data_of(run / "report.html")
     rows = answers.read_lines(run / "answers.jsonl")
     for group, row in zip(data["groups"], rows, strict=True):
-        assert [group[k] for k in ("step", "question", "answer")] == [
-            row[k] for k in ("step", "question", "answer")
-        ]
+        assert all(group[name] == row[name] for name in ("step", "question", "answer"))
         for shown, answer in zip(group["completions"], row["completions"], strict=True):
             assert shown == {k: v for k, v in answer.items() if k not in ("text", "tokens")}
     with open(run / "train_log.csv", newline="") as file:
@@ -73,31 +67,29 @@ def test_the_page_has_what_the_files_have(run, tmp_path):
     for name in ("reward", "kl", "correct_lenient"):
         assert data["columns"][name] == [None, *(float(row[name]) for row in log)]
     evaluations = answers.read_lines(run / "evaluations.jsonl")
-    held_out = dict(zip(data["columns"]["step"], data["columns"]["held_out_correct"], strict=True))
-    for e in evaluations:
-        assert held_out[e["step"]] == e["answer_accuracy"]
-    assert data["held_out"] == 8 and [e["step"] for e in evaluations] == [0, 4, 8]
+    held_out = zip(*(data["columns"][name] for name in ("step", "held_out_correct")), strict=True)
+    held_out = [(step, share) for step, share in held_out if share is not None]
+    assert held_out == [(e["step"], e["answer_accuracy"]) for e in evaluations]
+    assert [step for step, _ in held_out] == [0, 4, 8]
+    intervals = filter(None, data["intervals"]["held_out_correct"])
+    for (low, high), (_, share) in zip(intervals, held_out, strict=True):
+        for end in (low, high):  # where the share is 1.96 standard errors away
+            assert abs(end - share) == pytest.approx(1.959964 * math.sqrt(end * (1 - end) / 8), abs=1e-6)
+        assert low <= share <= high
     for when in ("before", "after"):
         result = json.loads((run / f"{when}.json").read_text())
         assert data[when]["completions"] == result["completions"] and len(result["completions"]) == 16
         assert f"{result['lenient_accuracy']:.1%}" in str(data["summary"]["rows"])
     shipped = (HERE / "tiny_gsm8k" / "validation.jsonl").read_text().splitlines()[:8]
-    assert [asked["question"] for asked in data["asked"]] == [
-        json.loads(line)["question"] for line in shipped
-    ]
+    questions = [json.loads(line)["question"] for line in shipped]
+    assert [asked["question"] for asked in data["asked"]] == questions
 
     command = f"python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py {shlex.join([*SHORT, 'RUN_DIR=run'])}"
     assert data["command"] == command and f"`{command}`" in (run / "report.md").read_text()
-    constants = json.loads((run / "constants.json").read_text())
-    assert data["constants"] == constants and data["health"] == []
+    assert data["constants"] == json.loads((run / "constants.json").read_text()) and data["health"] == []
     ill = shutil.copytree(run, tmp_path / "ill", ignore=SMALL)
     shutil.copy(make_health_logs.FOLDER / "kl.csv", ill / "train_log.csv")
-    found = data_of(page.write(ill))["health"]
-    assert "kl" in [values["line"][0] for _, values in found]
-    assert [values["step:.0f"] for _, values in found] == [
-        line.split(":")[0].removeprefix("step ")
-        for line in health.history(read_log(ill / "train_log.csv"), constants)
-    ]
+    assert "kl" in [values["line"][0] for _, values in data_of(page.write(ill))["health"]]
 
 
 def test_the_report_names_the_best_evaluation_which_is_the_first_of_the_highest(run):
@@ -132,25 +124,22 @@ def test_only_the_pages_own_script_may_run(run):
 
 def with_hostile_texts(folder):
     """Puts every text of HOSTILE where a model, a world or a data set writes."""
-    rows, evaluations = (answers.read_lines(folder / f"{name}.jsonl") for name in ("answers", "evaluations"))
     texts = itertools.cycle(HOSTILE)
-    for row in rows:
-        row |= {"question": next(texts), "answer": next(texts), "data_source": next(texts)}
-        for answer in row["completions"]:
-            answer |= {"text": next(texts), "picture": f"<svg viewBox='0 0 9 9'>{next(texts)}</svg>"}
-            answer["pieces"] = [next(texts) for _ in answer["pieces"]]
-    results = {folder / f"{when}.json": json.loads((folder / f"{when}.json").read_text())
-               for when in ("before", "after")}  # fmt: skip
-    for result in [*evaluations, *results.values()]:
-        for name in ("completions", "greedy_completions"):
-            result[name] = [HOSTILE[i % len(HOSTILE)] for i in range(len(result[name]))]
-        for i, asked in enumerate(result["asked"]):
-            asked |= {"question": HOSTILE[(20 + i) % len(HOSTILE)], "answer": HOSTILE[i % len(HOSTILE)]}
-            asked["data_source"] = HOSTILE[20 + i % 2]
-    for name, lines in (("answers", rows), ("evaluations", evaluations)):
-        (folder / f"{name}.jsonl").write_text(answers.to_lines(lines))
-    for path, result in results.items():
-        path.write_text(json.dumps(result))
+    for path in map(folder.joinpath, ("answers.jsonl", "evaluations.jsonl", "before.json", "after.json")):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        for row in rows:
+            if "reward" in row["completions"][0]:
+                row |= {"question": next(texts), "answer": next(texts), "data_source": next(texts)}
+                for answer in row["completions"]:
+                    answer |= {"text": next(texts), "picture": f"<svg viewBox='0 0 9 9'>{next(texts)}</svg>"}
+                    answer["pieces"] = [next(texts) for _ in answer["pieces"]]
+                continue
+            for name in ("completions", "greedy_completions"):
+                row[name] = [HOSTILE[i % len(HOSTILE)] for i in range(len(row[name]))]
+            for i, asked in enumerate(row["asked"]):
+                asked |= {"question": HOSTILE[(20 + i) % len(HOSTILE)], "answer": HOSTILE[i % len(HOSTILE)]}
+                asked["data_source"] = HOSTILE[20 + i % 2]
+        path.write_text(answers.to_lines(rows))
     return page.write(folder)
 
 
@@ -164,30 +153,23 @@ def test_hostile_texts_stay_inside_the_data(run, tmp_path):
     assert set(HOSTILE) == {piece for answer in shown for piece in answer["pieces"]}  # and nothing is lost
 
 
-def test_a_run_that_is_still_going_has_a_page_too(run, tmp_path, capsys):
-    going = tmp_path / "going"
-    going.mkdir()
-    shutil.copy(run / "constants.json", going)
-    show_run.main([str(going)])  # before the first step
-    assert data_of(going / "report.html")["groups"] == []
-    shutil.copy(run / "before.json", going)
+def test_a_run_that_is_still_going_has_a_page_too(run, tmp_path):
+    shutil.copy(run / "constants.json", tmp_path)  # before the first step
+    assert data_of(page.write(tmp_path))["groups"] == []
+    shutil.copy(run / "before.json", tmp_path)
     evaluations = (run / "evaluations.jsonl").read_text()
-    (going / "evaluations.jsonl").write_text(evaluations.splitlines()[0] + "\n")
-    show_run.main([str(going)])  # the evaluation before training is not called the best
-    assert data_of(going / "report.html")["notes"] == []
-    (going / "evaluations.jsonl").write_text(evaluations)
+    (tmp_path / "evaluations.jsonl").write_text(evaluations.splitlines()[0] + "\n")
+    assert data_of(page.write(tmp_path))["notes"] == []  # the one before training is not called the best
+    (tmp_path / "evaluations.jsonl").write_text(evaluations)
     rows = (run / "train_log.csv").read_text().splitlines(keepends=True)
-    (going / "train_log.csv").write_text("".join(rows[:4]))  # a kill has cost the row of step 4
+    (tmp_path / "train_log.csv").write_text("".join(rows[:4]))  # a kill has cost the row of step 4
     text = (run / "answers.jsonl").read_text()
-    (going / "answers.jsonl").write_text(text[: len(text) // 2])  # a line is being written
-    show_run.main([str(going)])
-    data = data_of(going / "report.html")
+    (tmp_path / "answers.jsonl").write_text(text[: len(text) // 2])  # a line is being written
+    data = data_of(page.write(tmp_path))
     assert 0 < len(data["groups"]) < text.count("\n") and "after" not in data
     assert data["summary"]["header"] == ["before"] and data["headline"][0] == ["not_over", {"steps": "3"}]
     assert data["columns"]["step"] == [0, 1, 2, 3, 4, 8]  # not the evaluation of step 4
-    held_out = zip(data["columns"]["step"], data["columns"]["held_out_correct"])
-    assert [step for step, value in held_out if value is not None] == [0, 4, 8]
-    assert f"page     {going}/report.html" in capsys.readouterr().out
+    assert [bool(ends) for ends in data["intervals"]["held_out_correct"]] == [1, 0, 0, 0, 1, 1]
 
 
 def test_a_large_run_leaves_steps_out_evenly_and_keeps_both_ends():
@@ -197,12 +179,9 @@ def test_a_large_run_leaves_steps_out_evenly_and_keeps_both_ends():
     steps = sorted({group["step"] for group in kept})
     assert steps[0] == 1 and steps[-1] == 100 and 20_000 < len(page.to_json(kept)) < 50_000
     assert {b - a for a, b in itertools.pairwise(steps)} <= {4, 5}
-    uneven = [{"step": 1, "text": "x" * 3000}, {"step": 2, "text": ""}]
-    assert page.thin(uneven, 4000) == uneven
     # of two steps that are too large one question in so many is kept; a "<" takes six bytes in the file
     groups = [{"step": step, "i": i, "text": "<" * 100} for step in (1, 2, 3) for i in range(50)]
     kept = page.thin(groups, 20_000)
-    assert 15_000 < len(page.to_json(kept)) < 20_500
     assert [(g["step"], g["i"]) for g in kept] == [(step, i) for step in (1, 3) for i in range(0, 50, 4)]
     assert page.thin(groups, -10) == [groups[0], groups[100]]
 
@@ -230,7 +209,7 @@ def test_a_change_is_clear_if_chance_is_below_five_percent(right, wrong):
     clear = 2 * tail < 0.05
     before = [False] * right + [True] * wrong + [True, False]
     after = [True] * right + [False] * wrong + [True, False]
-    assert verdict.change(before, after) == (right, wrong, clear * (1 if right > wrong else -1))
+    assert evaluation.change(before, after) == (right, wrong, clear * (1 if right > wrong else -1))
 
 
 def result(correct, formed=None, number=None, step=0):
@@ -263,7 +242,7 @@ VERDICTS = {  # before, after, held out; what the headline may say, and nothing 
 @pytest.mark.parametrize("name", VERDICTS)
 def test_the_headline_claims_what_was_measured(name):
     before, after, evaluations, expected = VERDICTS[name]
-    said = verdict.headline([before, after], evaluations, 9)
+    said = evaluation.headline([before, after], evaluations, 9)
     assert [line.parts[0] for line in said] == expected
     if "flat" in expected:
         assert said[-1].parts[1] == {"step": "2"}
@@ -271,7 +250,7 @@ def test_the_headline_claims_what_was_measured(name):
 
 def test_a_dip_of_the_held_out_curve_says_whether_the_format_did_it():
     held_out = [*curve(N, ALL), result(HALF, HALF, ALL, step=2), result("0" * 11 + "1" * 9, step=3)]
-    [clear, chance] = verdict.dips(held_out)
+    [clear, chance] = evaluation.dips(held_out)
     assert clear[:2] == (2, True) and list(clear[2].parts[1].values()) == ["2", "10", "10", "0"]
     assert chance[:2] == (3, False) and chance[2].parts[1]["form"] == "0"
 
@@ -279,8 +258,12 @@ def test_a_dip_of_the_held_out_curve_says_whether_the_format_did_it():
 def test_two_runs_are_laid_over_each_other_unless_they_were_asked_other_questions(run, tmp_path, capsys):
     other = shutil.copytree(run, tmp_path / "other", ignore=SMALL)
     constants = json.loads((run / "constants.json").read_text())
-    (other / "constants.json").write_text(json.dumps(constants | {"BETA": 0.5, "RUN_DIR": "x"}))
-    show_run.main([str(run), str(other)])
+
+    def change(name, text):
+        (other / name).write_text(text)
+        show_run.main([str(run), str(other)])
+
+    change("constants.json", json.dumps(constants | {"BETA": 0.5, "RUN_DIR": "x"}))
     assert f"page     {run}/compare.html" in capsys.readouterr().out
     data = data_of(run / "compare.html")
     assert [one["constants"]["BETA"] for one in data["runs"]] == [constants["BETA"], 0.5]
@@ -289,23 +272,16 @@ def test_two_runs_are_laid_over_each_other_unless_they_were_asked_other_question
     alone = data_of(run / "report.html")
     assert [one["columns"] for one in data["runs"]] == [alone["columns"]] * 2
     for file in ("evaluations.jsonl", "before.json"):
-        changed = (other / file).read_text()
-        (other / file).write_text(changed.replace("How many", "How few", 1))
-        with pytest.raises(UserError, match="not the same questions") as refused:
-            show_run.main([str(run), str(other)])
-        assert "\n" not in str(refused.value)
-        (other / file).write_text(changed)
-    (other / "constants.json").write_text(json.dumps(constants | {"EVAL_CONFIG": "standard"}))
+        text = (other / file).read_text()
+        with pytest.raises(UserError, match="not the same questions"):
+            change(file, text.replace("How many", "How few", 1))
+        (other / file).write_text(text)
     with pytest.raises(UserError, match="EVAL_CONFIG=standard"):
-        show_run.main([str(run), str(other)])
+        change("constants.json", json.dumps(constants | {"EVAL_CONFIG": "standard"}))
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["nowhere"], ["a", "b"], ["a", "b", "c"]])
-def test_a_wrong_folder_is_one_line(tmp_path, monkeypatch, capsys, arguments):
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["nowhere"], ["a", "b", "c"]])
+def test_a_wrong_folder_is_one_line(tmp_path, monkeypatch, arguments):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["show_run", *arguments])
-    with pytest.raises(SystemExit) as stopped:
-        settings.answer(show_run.main)
-    said = capsys.readouterr().err
-    assert stopped.value.code == 2 and said.count("\n") == 1
-    assert "RUN_DIR" in said or "runs/mine" in said
+    with pytest.raises(UserError, match=r"RUN_DIR|runs/mine"):
+        show_run.main(arguments)

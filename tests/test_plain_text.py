@@ -1,10 +1,11 @@
 """What a model wrote is shown on the terminal and in report.md, and never obeyed."""
 
 import json
-import math
 import re
+import shutil
 import sys
 import unicodedata
+from pathlib import Path
 
 import pytest
 from hostile import HOSTILE
@@ -12,7 +13,7 @@ from hostile import HOSTILE
 import grpo_llama3_1_8b_demo as demo
 import inference
 import settings
-from run import asked, evaluation, health, page, plain_text, report, run_folder
+from run import asked, health, plain_text, report, run_folder
 from settings import UserError
 from task import code_grading
 from tools import model_card, show_run
@@ -24,13 +25,9 @@ EVIL = "\x1b[2J\u202egnp.exe\r\x9b1m\ud800"  # clears, hides an .exe, overwrites
 
 def obeyed(text):
     """The characters of a text that a terminal does more with than to show them."""
-    return {
-        c
-        for c in text
-        if (unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") and c not in "\n\t")
-        or unicodedata.bidirectional(c) in TURNING
-        or c in MARKS
-    }
+    kinds = ("Cc", "Cs", "Zl", "Zp")
+    return {c for c in text if (unicodedata.category(c) in kinds and c not in "\n\t")
+            or unicodedata.bidirectional(c) in TURNING or c in MARKS}  # fmt: skip
 
 
 def test_every_character_of_the_first_plane_is_judged_as_unicode_has_it():
@@ -61,30 +58,27 @@ def test_a_table_cell_stays_one_cell(text, cell):
 
 
 def test_the_report_shows_a_hostile_answer_in_a_block_and_a_hostile_source_in_a_cell(
-    tmp_path, monkeypatch, capsys
+    finished, tmp_path, capsys
 ):
-    monkeypatch.setattr(report, "draw_picture", lambda *_: None)
-    monkeypatch.setattr(page, "write", lambda folder: folder / "report.html")
-    c = settings.read(demo.Constants, [])
-    log = [
-        {"step": 1.0, "reward": 1.0, "reward_std": 1.0, "kl": math.nan, "zero_variance": 0.0, "length": 1.0}
-    ]
-    text = f"fine\n```\n# taken over\n{EVIL}"
-    shares = dict.fromkeys([*report.BARS, *evaluation.ROWS], 0.5) | {"questions": 2}
-    result = shares | {
-        "completions": [text] * 2, "correct": [True, False],
-        "correct_lenient": [True, False], "format_ok": [True, False],
-        "asked": [{"question": text, "answer": text}] * 2,
-        "by_data_source": {f"a | b | <b>\n{EVIL}": shares, "x": shares},
-    }  # fmt: skip
-    run = run_folder.Run(tmp_path, tmp_path, str(tmp_path))
-    report.write(c, run, result, result, log, "test.jsonl", [], 0)
-    for said in (capsys.readouterr().out, (tmp_path / "report.md").read_text(encoding="utf-8")):
+    logs = Path(shutil.copytree(finished / "run", tmp_path / "run"))
+    text, c = f"fine\n```\n# taken over\n{EVIL}", settings.read(demo.Constants, [])
+    for path in (logs / "before.json", logs / "after.json"):
+        result = json.loads(path.read_text())
+        result["by_data_source"] = {f"a | b | <b>\n{EVIL}": dict(result), "x": dict(result)}
+        result["completions"] = [text] * 16
+        result["asked"] = [{"question": text, "answer": text}] * 16
+        path.write_text(json.dumps(result))
+    log = (logs / "train_log.csv").read_text().splitlines()
+    kl = log[0].split(",").index("kl")
+    row = [value if i != kl else "nan" for i, value in enumerate(log[-1].split(","))]
+    (logs / "train_log.csv").write_text("\n".join([*log[:-1], ",".join(row), ""]))
+    report.write(c, run_folder.Run(logs, logs, str(logs / "checkpoints")), "test.jsonl")
+    markdown = (logs / "report.md").read_text(encoding="utf-8")
+    for said in (capsys.readouterr().out, markdown):
         assert not obeyed(said) and "\\x1b[2J\\u202egnp.exe" in said
         row = next(line for line in said.splitlines() if line.startswith("| a "))
         assert len(re.findall(r"(?<!\\)\|", row)) == 6 and r"\<b>" in row
         assert "KL not measured (BETA=0)" in said
-    markdown = (tmp_path / "report.md").read_text(encoding="utf-8")
     block = markdown.partition("````\n")[2].partition("\n````")[0]
     assert block.count("# taken over") == markdown.count("# taken over") == 4
 

@@ -1,13 +1,10 @@
 """RUN_DIR/answers.jsonl: every answer of some steps, and how the update changed each token's probability.
 
-One line per question of a kept step; `report.html` shows the same. Log-probs are lists with one number per
-token, including the end-of-sequence token:
+One line per question of a kept step. Log-probs have one number per token, end-of-sequence included:
 
     {"step": 10, "question": ..., "answer": the right one, "data_source": ..., "beta": 0.08,
-     "temperature": 1.0,
-     "tokens_in_step": 1893, "completions_in_step": 128,   what the loss of the whole step counts
-     "completions": [{
-        "text": ..., "tokens": ids, "pieces": their texts,
+     "temperature": 1.0, "tokens_in_step": 1893, "completions_in_step": 128,   what the step's loss counts
+     "completions": [{"text": ..., "tokens": ids, "pieces": their texts,
         "points": {"check_answer": 3.0, ...}, "reward": their sum, "advantage": 0.71,
         "log_prob": before the update, "log_prob_after": after it, "log_prob_reference": (null without KL),
         "correct": ..., "correct_lenient": ..., "format_ok": ..., "cut_off": ..., "counts": in the loss}]}
@@ -37,12 +34,6 @@ def to_lines(rows: Sequence[dict[str, Any]]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def append_lines(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Adds the rows to a file of such lines."""
-    with open(path, "a", encoding="ascii") as file:
-        file.write(to_lines(rows))
-
-
 def keep_lines(path: Path, last_step: int) -> set[int]:
     """Drops the rows of later steps, which a resumed run repeats; returns the remaining steps."""
     rows = [row for row in read_lines(path) if row["step"] <= last_step]
@@ -52,11 +43,7 @@ def keep_lines(path: Path, last_step: int) -> set[int]:
 
 
 def token_texts(decode: Callable[[list[int]], str], tokens: Sequence[int]) -> list[str]:
-    """What each token adds to the text; joined, they're the text.
-
-    A token's text can depend on those before it. A token with only some bytes of a character adds nothing;
-    the one that completes it adds the character.
-    """
+    """What each token adds to the text: of a character in several tokens, the last one adds all of it."""
     texts, start, said = [], 0, ""
     for i in range(1, len(tokens) + 1):
         text = decode(list(tokens[start:i]))
@@ -121,12 +108,6 @@ def rounded(value: float) -> float:
 
 
 # %% Log of the answers -------------------------------------------------------------------------------------
-def keeps(c, step: int) -> bool:
-    """Whether the answers of a step, counted from 1, are kept: the first, the last, and every N-th."""
-    every = c.LOG_ANSWERS_EVERY
-    return every > 0 and (step in (1, c.NUM_BATCHES) or step % every == 0)
-
-
 def append_step(
     path: Path, c, tokenizer, grader, samples, batch, row: Mapping[str, float], log_prob: Sequence
 ) -> None:
@@ -151,4 +132,5 @@ def append_step(
     )  # fmt: skip
     shared = {name: row[name] for name in ("step", "beta", "temperature")}
     shared |= {"tokens_in_step": int(mask.sum()), "completions_in_step": int(mask.any(axis=1).sum())}
-    append_lines(path, [shared | line for line in rows])
+    with open(path, "a", encoding="ascii") as file:
+        file.write(to_lines([shared | line for line in rows]))

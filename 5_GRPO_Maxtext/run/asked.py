@@ -1,7 +1,6 @@
 """Answers to questions outside a run, for inference.py: graded, voted, shown, written to a file or a page.
 
-A row is a question as from `questions.read_inputs`, with its completions `after` training, and those `before`
-if we compare the two.
+A row is a question of `questions.read_inputs`, with its completions `after` training and perhaps `before`.
 """
 
 import json
@@ -21,11 +20,8 @@ WRITTEN = ("completion", "completions", "vote", "before", "correct", "correct_le
 
 
 def is_right(grader, completion: str, row: dict[str, Any]) -> tuple[bool, bool]:
-    """Whether a completion is right as the run grades it, and whether its last number is right.
-
-    A row without a data_source is graded by number.
-    """
-    if row["data_source"] is None:
+    """Whether a completion is right as the run grades it, and whether its last number is right."""
+    if row["data_source"] is None:  # graded by number
         return grade(completion, row["gold"]), grade_lenient(completion, row["gold"])
     columns = [[completion], *([row[name]] for name in ("gold", "data_source", "extra_info"))]
     return bool(grader.score(*columns)[0] >= 1), bool(grader.right_lenient(*columns)[0])
@@ -66,10 +62,7 @@ def show(rows: list[dict[str, Any]], grader) -> None:
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]], grader) -> None:
-    """Writes OUTPUT: INPUT's columns, without those of an earlier OUTPUT, and WRITTEN's.
-
-    `completion` is the vote's; `correct_lenient` grades its last number.
-    """
+    """Writes OUTPUT: INPUT's columns, without those of an earlier OUTPUT, and WRITTEN's."""
     lines = []
     for row in rows:
         completion, words = vote(grader, row["after"], row["data_source"])

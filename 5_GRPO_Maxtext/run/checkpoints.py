@@ -60,19 +60,15 @@ def root_of_run(checkpoint_dir: str, folder: Path) -> str:
     if owner is None and note.exists():
         raise UserError(f"{named}: {note} is damaged; copy the run.json of its RUN_DIR over it")
     if owner or saved(root):
-        name = (owner or {}).get("RUN_DIR", "unknown")
-        raise UserError(
-            f"{named}: {root} holds the checkpoints of another run ({name}); choose another folder, or "
-            "another name for RUN_DIR"
-        )
+        said = f"{root} holds the checkpoints of another run ({(owner or {}).get('RUN_DIR', 'unknown')})"
+        raise UserError(f"{named}: {said}; choose another folder, or another name for RUN_DIR")
     return root
 
 
 def copy_files(source: str | Path, target: str | Path, again: bool) -> list[str]:
     """Copies the files of a run, without its checkpoints, from or to a folder or gs:// address.
 
-    Skips files `target` already has, unless `again`. Copies atomically, as `settings.write_whole` does, and
-    returns the names of the files copied.
+    Skips files `target` already has, unless `again`. Returns the names of the files copied.
     """
     source, target, copied = epath.Path(source), epath.Path(target), []
     for path in (*source.glob("*.*"), *source.glob("tensorboard/*")):
@@ -103,24 +99,19 @@ def all_finite(tree: Any) -> jax.Array:
 def save(manager: ocp.CheckpointManager, step: int, params, opt_state, loop: dict[str, Any], c) -> None:
     """Saves what a run needs to continue after `step` steps, unless that checkpoint already exists.
 
-    `params` are the trained arrays, `loop` is other state for JSON. Raises UserError if a number isn't
-    finite: the optimizer skips a gradient that isn't, but an update can overflow by itself, through the
-    learning rate or Adam's moments.
+    Raises UserError if a number isn't finite: the optimizer skips a gradient that isn't, but an update can
+    overflow by itself, through the learning rate or Adam's moments.
     """
     if manager.latest_step() == step:
         return
     if not all_finite((params, opt_state)):
         raise UserError(
-            f"the weights or their Adam moments after step {step} are not finite; no checkpoint holds "
-            f"them. Lower LEARNING_RATE={c.LEARNING_RATE} (MAX_GRAD_NORM={c.MAX_GRAD_NORM} bounds the "
-            "gradient, 0 does not), and start a new run"
+            f"the weights or their Adam moments after step {step} are not finite; no checkpoint holds them. "
+            f"Lower LEARNING_RATE={c.LEARNING_RATE} or MAX_GRAD_NORM={c.MAX_GRAD_NORM}, and start a new run"
         )
-    items = ocp.args.Composite(
-        weights=ocp.args.StandardSave(params),
-        moments=ocp.args.StandardSave(jax.tree.leaves(opt_state)),
-        loop=ocp.args.JsonSave(copy.deepcopy(loop)),  # written in a thread while the loop continues
-    )
-    manager.save(step, args=items)
+    weights, moments = map(ocp.args.StandardSave, (params, jax.tree.leaves(opt_state)))
+    loop = ocp.args.JsonSave(copy.deepcopy(loop))  # written in a thread while the loop continues
+    manager.save(step, args=ocp.args.Composite(weights=weights, moments=moments, loop=loop))
 
 
 def restore(manager: ocp.CheckpointManager, step: int, params, opt_state=None) -> tuple[Any, Any, dict]:
@@ -140,10 +131,8 @@ def restore(manager: ocp.CheckpointManager, step: int, params, opt_state=None) -
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:MAX_REASON]
         others = [str(other) for other in manager.all_steps() if other < step]
         remedy = f"move it away to go on from {others[-1]}" if others else "put a whole one back"
-        raise UserError(
-            f"checkpoint {step} in {manager.directory} cannot be read as this MODEL's ({reason}); try "
-            f"again, or {remedy}"
-        ) from None
+        said = f"checkpoint {step} in {manager.directory} cannot be read as this MODEL's ({reason})"
+        raise UserError(f"{said}; try again, or {remedy}") from None
     if opt_state is None:
         return found["weights"], None, {}
     opt_state = jax.tree.unflatten(jax.tree.structure(opt_state), found["moments"])

@@ -106,19 +106,17 @@ def paths(c) -> None:
     """Checks the names of files and folders."""
     for name in ("MODEL", "DATASET", "TEST_DATASET", "REWARD_FUNC", "ENVIRONMENT", "RUN_DIR"):
         if "gs://" in getattr(c, name):
-            raise UserError(
-                f"{name}={getattr(c, name)}: must be a local path, copy it here with `gcloud storage cp -r`; "
-                "only CHECKPOINT_DIR may be in a bucket"
+            said = (
+                "must be a local path, copy it here with `gcloud storage cp -r`; only CHECKPOINT_DIR may be"
             )
+            raise UserError(f"{name}={getattr(c, name)}: {said} in a bucket")
     tested = questions.parse_sources(c.TEST_DATASET, "TEST_DATASET") if c.TEST_DATASET else []
     trained = questions.parse_sources(c.DATASET)
     for (test, _), (train, _) in itertools.product(tested or trained, trained):
         file, other = questions.source_file(test, "test"), questions.source_file(train, "train")
         if file.exists() and other.exists() and file.samefile(other):
-            raise UserError(
-                f"TEST_DATASET={c.TEST_DATASET}: {file} is trained on, too (DATASET={c.DATASET}); give "
-                "a file of other questions"
-            )
+            said = f"{file} is trained on, too (DATASET={c.DATASET}); give a file of other questions"
+            raise UserError(f"TEST_DATASET={c.TEST_DATASET}: {said}")
     if any(weight != 1 for _, weight in tested):
         raise UserError(f"TEST_DATASET={c.TEST_DATASET}: every question is asked once; leave the weights out")
 
@@ -140,15 +138,12 @@ def template(c) -> None:
 def model(c, hf) -> None:
     """Checks constants against MODEL's config `hf`: a TOP_K larger than the vocabulary."""
     if hf.vocab_size < c.TOP_K:
-        raise UserError(
-            f"TOP_K={c.TOP_K}: MODEL={c.MODEL} has {hf.vocab_size:,} tokens; use fewer, or -1 (off)"
-        )
+        said = f"MODEL={c.MODEL} has {hf.vocab_size:,} tokens; use fewer, or -1 (off)"
+        raise UserError(f"TOP_K={c.TOP_K}: {said}")
 
 
 def rollout_engine(c) -> None:
     """Refuses vLLM if it isn't installed. Not in `refuse`, because a dry run plans for another machine."""
     if c.ROLLOUT_ENGINE == "vllm" and importlib.util.find_spec("vllm") is None:
-        raise UserError(
-            "ROLLOUT_ENGINE=vllm: the package vllm is not installed; install the TPU packages "
-            "(requirements/tpu.txt), or set ROLLOUT_ENGINE=maxtext"
-        )
+        said = "install the TPU packages (requirements/tpu.txt), or set ROLLOUT_ENGINE=maxtext"
+        raise UserError(f"ROLLOUT_ENGINE=vllm: the package vllm is not installed; {said}")

@@ -1,6 +1,12 @@
-"""Evaluation results: shares of right answers, and each answer for the report."""
+"""Evaluation results: shares of right answers, each answer, and what they say about the training.
+
+Claims no more than was measured. Before and after use the same questions, so we compare those that changed:
+if training did nothing, about as many turn wrong as turn right. A change is clear if chance alone would
+produce one as lopsided in fewer than 5 % of cases (exact McNemar test).
+"""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -8,6 +14,9 @@ import numpy as np
 from run.health import Sentence
 from task.grading import is_close
 
+type Result = Mapping[str, Any]  # of an evaluation
+
+SEEN = 0.05  # if the share of right answers never gets there, the reward was for something else
 ROWS = {  # of the table: metrics and their descriptions
     "answer_accuracy": "answers right", "lenient_accuracy": "right by the last number",
     "partial_accuracy": "within 10 %", "format_accuracy": "format right",
@@ -24,6 +33,7 @@ HELD_OUT = {  # columns: figures of `evaluate`, on rows where a step ends with o
 }  # fmt: skip
 
 
+# %% Results ------------------------------------------------------------------------------------------------
 def grade(grader, rows: Sequence[Mapping[str, str]], answers) -> dict[str, Any]:
     """Grades an answer (`Answers` of model/llm.py) to each of Q questions.
 
@@ -40,7 +50,6 @@ def grade(grader, rows: Sequence[Mapping[str, str]], answers) -> dict[str, Any]:
     correct, lenient = scores >= 1, grader.right_lenient(texts, **columns)
     formed = np.array([grader.format_right(text) for text in texts])
     close = [is_close(text, row["answer"], 0.1) for text, row in zip(texts, rows, strict=True)]
-
     right = {"answer_accuracy": correct, "lenient_accuracy": lenient, "format_accuracy": formed}
 
     def shares(mask):
@@ -51,10 +60,8 @@ def grade(grader, rows: Sequence[Mapping[str, str]], answers) -> dict[str, Any]:
         "completion_length": float(np.mean(answers.lengths)),
         "cut_off": float(np.mean(~answers.ended)),
         "completions": texts,
-        "correct": correct.tolist(),
-        "correct_lenient": lenient.tolist(),
-        "format_ok": formed.tolist(),
-    }
+        "correct": correct.tolist(), "correct_lenient": lenient.tolist(), "format_ok": formed.tolist(),
+    }  # fmt: skip
     if "compute_score" in grader.names:
         result["mean_score"] = float(scores.mean())
     sources = np.array(columns["data_source"])
@@ -70,14 +77,21 @@ def together(sampled: dict[str, Any], greedy: dict[str, Any], rows) -> dict[str,
     return sampled | {f"greedy_{name}": greedy[name] for name in kept} | {"asked": asked}
 
 
+def in_words(result: Result) -> str:
+    """The shares of an evaluation to show during a run."""
+    names = {"answers right": "answer_accuracy", "by the last number": "lenient_accuracy",
+             "format right": "format_accuracy", "greedy right": "greedy_answer_accuracy"}  # fmt: skip
+    return ", ".join(f"{words} {result[name]:.1%}" for words, name in names.items())
+
+
 def wilson(share: float, n: int) -> tuple[float, float]:
     """95 % interval of a share of n questions (Wilson 1927, JASA 22, p. 209): both ends, from 0 to 1."""
     from scipy.stats import binomtest  # takes a second to import, which `tool.py show_run` can defer
 
-    return tuple(binomtest(round(share * n), n).proportion_ci(0.95, "wilson"))
+    return tuple(map(float, binomtest(round(share * n), n).proportion_ci(0.95, "wilson")))
 
 
-def comparison(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+def comparison(results: Sequence[Result]) -> list[list[str]]:
     """Rows of a table: a metric's name, and its value in each of `results`; shares with 95 % intervals."""
 
     def cell(key, result):
@@ -90,9 +104,86 @@ def comparison(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     return [[ROWS[key], *(cell(key, result) for result in results)] for key in known]
 
 
-def best(evaluations: Sequence[Mapping[str, Any]]) -> Sentence | None:
+# %% Sentences ----------------------------------------------------------------------------------------------
+def measured(results: Sequence[Result]) -> tuple[str, str]:
+    """Which metric counts as right in these: the name of its list and of its share.
+
+    If rewards depend on the last number only, no answer may be right in the requested format.
+    """
+    keys = ("answer_accuracy", "lenient_accuracy")
+    in_form, number = (max((result[key] for result in results), default=1) for key in keys)
+    by_number = in_form < SEEN <= number
+    return ("correct_lenient", "lenient_accuracy") if by_number else ("correct", "answer_accuracy")
+
+
+def change(before: Sequence[bool], after: Sequence[bool]) -> tuple[int, int, int]:
+    """How many turned right, how many wrong; and 1: clearly better, -1: clearly worse, 0: may be chance."""
+    from scipy.stats import binomtest
+
+    right = sum(new > old for old, new in zip(before, after, strict=True))
+    wrong = sum(new < old for old, new in zip(before, after, strict=True))
+    clear = right != wrong and binomtest(right, right + wrong).pvalue < 0.05
+    return right, wrong, (1 if right > wrong else -1) if clear else 0
+
+
+def headline(tests: Sequence[Result], evaluations: Sequence[Result], steps: int) -> list[Sentence]:
+    """Did it work? `tests` are the results before training and, once the run is over, after it."""
+    over = len(tests) == 2
+    said = [] if over else [Sentence("not_over", steps=steps)]
+    if not over and len(evaluations) < 2:
+        return said
+    before, after = tests if over else (evaluations[0], evaluations[-1])
+    name, key = measured((before, after))
+    right, _, sign = change(before[name], after[name])
+    verdict = "worked" if sign > 0 else "got_worse" if sign < 0 else "unclear" if right else "no_gain"
+    right = Sentence(key, before=before[key], after=after[key])  # "35% to 99% right"
+    said += [Sentence(verdict if over else "so_far", change=right)]
+    if name == "correct" and change(before["format_ok"], after["format_ok"])[2]:
+        shares = before["format_accuracy"], after["format_accuracy"]
+        said += [Sentence("format_change", before=shares[0], after=shares[1])]
+    apart = [i for i, one in enumerate(evaluations) if change(one[name], evaluations[-1][name])[2]]
+    if sign > 0 and apart and len(evaluations) > 2:  # with two of them, nothing is known in between
+        since = evaluations[apart[-1] + 1]["step"]
+        said += [Sentence("flat" if since < evaluations[-1]["step"] else "rising", step=since)]
+    return said
+
+
+def reasons(before: Result, after: Result) -> list[Sentence]:
+    """Where the change comes from, as far as we can count it."""
+    name, _ = measured((before, after))
+    right, wrong, _ = change(before[name], after[name])
+    said = [Sentence("turned", right=right, wrong=wrong, all=len(before[name]))]
+    had_it = zip(before["correct"], after["correct"], before["correct_lenient"], strict=True)
+    if name == "correct" and right:
+        form = sum(new > old and number for old, new, number in had_it)
+        said += [Sentence("only_form", form=form, rest=right - form)]
+    return said
+
+
+def dips(evaluations: Sequence[Result]) -> list[tuple[int, bool, Sentence]]:
+    """Each drop of the held-out curve: its step, whether it's clear, and a description."""
+    found, (name, key) = [], measured(evaluations)
+    for old, new in pairwise(evaluations):
+        if new[key] < old[key]:
+            right, wrong, sign = change(old[name], new[name])
+            form = sum(a > b and number for a, b, number in zip(old[name], new[name], new["correct_lenient"]))
+            dip = Sentence("dip", step=new["step"], wrong=wrong, form=form, right=right)
+            found += [(new["step"], sign < 0, dip)]
+    return found
+
+
+def best(evaluations: Sequence[Result]) -> Sentence | None:
     """The evaluation during training with the most right answers, in a sentence; None without any."""
     if not evaluations:
         return None
     found = max(evaluations, key=lambda e: (e["answer_accuracy"], e["lenient_accuracy"]))  # the first
     return Sentence("best", best=found, last=evaluations[-1])
+
+
+def between(names: Sequence[str], after: Sequence[Result]) -> Sentence:
+    """Which of two runs answers the same test questions better."""
+    name, key = measured(after)
+    _, _, sign = change(*(result[name] for result in after))
+    (worse, low), (better, high) = list(zip(names, (result[key] for result in after)))[:: sign or 1]
+    shares = Sentence(f"{key}_each", first=better, high=high, second=worse, low=low)
+    return Sentence("better" if sign else "no_winner", better=better, shares=shares)

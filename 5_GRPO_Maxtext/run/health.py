@@ -1,9 +1,7 @@
 """Health lines: one sentence for each metric of a training log that leaves its healthy range.
 
 Nothing crashes when a GRPO run goes wrong: the loss stays finite, the progress bar advances, and the model
-learns nothing. So each line gives the symptom, the likely cause, and the constant to change. The main script
-prints a line as soon as it applies and repeats all of them in its report; tools/show_run.py prints those of
-any run.
+learns nothing. So each line gives the symptom, the likely cause, and the constant to change.
 
 A metric here is the median over WINDOW steps, because one odd batch shouldn't raise an alarm and the KL
 estimate (k3) has a long tail. "At first" means the first WINDOW steps of the log.
@@ -107,12 +105,8 @@ def check(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]) 
     }
     limits = ["MAX_TURNS"] * bool(constants.get("ENVIRONMENT")) + ["TOTAL_GENERATION_STEPS"]
     turned = collections.defaultdict(str, {name: f"{name}={value}" for name, value in constants.items()})
-    values = {
-        "first": first,
-        "now": now,
-        "turn": turned,
-        "limits": ", ".join(turned[name] for name in limits),
-    }
+    values = {"first": first, "now": now, "turn": turned}
+    values["limits"] = ", ".join(turned[name] for name in limits)
     return {name: Sentence(name, **values) for name, holds in faults.items() if holds}
 
 

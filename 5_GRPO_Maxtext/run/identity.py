@@ -1,8 +1,7 @@
 """Identifies a run's inputs by content, not by name: `of` computes an identity, `changes` compares two.
 
-run.json holds the identity a run was started with, one digest per constant. A file that was moved or renamed
-is still the same; one that was edited under its old name isn't. Of a reward, a METHOD or an ENVIRONMENT we
-digest the code without comments, but not what it imports or reads.
+run.json holds the identity a run was started with, one digest per constant. Of a reward, a METHOD or an
+ENVIRONMENT we digest the code without comments, but not what it imports or reads.
 """
 
 import ast
@@ -28,7 +27,8 @@ def of(c, rows: Mapping[str, Sequence[Mapping]], names: Sequence[str], course: s
     files = {name: getattr(c, name, "") for name in ("REWARD_FUNC", "METHOD", "ENVIRONMENT")}
     if not set(COURSE_REWARDS).isdisjoint(names):
         files["reward_func.py"] = course
-    found = {name: of_code(find_path(file)) for name, file in files.items() if file}
+    code = {name: ast.dump(ast.parse(find_path(file).read_bytes())) for name, file in files.items() if file}
+    found = {name: hashlib.sha256(tree.encode()).hexdigest() for name, tree in code.items()}
     found |= {name: of_model(getattr(c, name)) for name in ("MODEL", "TEACHER") if getattr(c, name, "")}
     asked = {"DATASET": ("train", "validation"), "TEST_DATASET": ("test",)}
     for name, splits in asked.items():
@@ -49,21 +49,13 @@ def changes(kept: Mapping[str, str], now: Mapping[str, str], c, run: str) -> str
     return f"{', '.join(said)}: the content isn't what the run in {run} was started with" if names else ""
 
 
-def of_code(path: Path) -> str:
-    """The digest of a Python file's syntax tree."""
-    return hashlib.sha256(ast.dump(ast.parse(path.read_bytes())).encode()).hexdigest()
-
-
 def of_model(model: str) -> str:
     """A hub model's commit; else the digest of a folder's weights, config and tokenizer."""
     folder, _ = llama.load_hf_config(model)
     if not find_path(model).is_dir():
         return folder.name
     files = [*llama.weight_files(folder), *sorted(folder.glob("*.json")), *sorted(folder.glob("*.jinja"))]
-    digest = hashlib.sha256()
-    for path in files:
-        digest.update(path.name.encode() + of_file(path))
-    return digest.hexdigest()
+    return hashlib.sha256(b"".join(path.name.encode() + of_file(path) for path in files)).hexdigest()
 
 
 def of_file(path: Path) -> bytes:

@@ -1,8 +1,7 @@
 """The page of a run: report.html, one file that needs neither network nor server.
 
-It only needs the text files in a run's folder, so you can make it while the run is still going. The page
-itself is in web/, in English and Chinese. A model's output is untrusted: it becomes ASCII in a JSON block
-that no browser executes, and the page's Content-Security-Policy only allows its own script, by hash.
+It only needs the text files in a run's folder; the page itself is in web/. A model's output is untrusted: it
+becomes ASCII in a JSON block, and the page's Content-Security-Policy only allows its own script, by hash.
 """
 
 import base64
@@ -18,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from run import evaluation, health, verdict
+from run import evaluation, health
 from run.run_files import read_constants, read_lines, read_log, read_object
 from settings import HERE, UserError, write_whole
 
@@ -27,10 +26,6 @@ MAX_BYTES = 5_000_000  # of the data in a page; above it we leave out steps and 
 OF_QUESTIONS = MAX_BYTES // 5  # for evaluations during training, and as much for those before and after
 PER_EVALUATION = ("step", "completions", "correct", "greedy_completions", "greedy_correct")
 PER_TEST = ("asked", "completions", "correct", "correct_lenient", "format_ok")
-NEEDED_CONSTANTS = (  # by a formula on the page, or by a health rule
-    "ADVANTAGE", "ADVANTAGE_CLIP", "LOSS_ALGO", "LOSS_AGG_MODE", "KL_LOSS_MODE", "EPSILON", "EPSILON_HIGH",
-    "NUM_ITERATIONS", "ZERO_VARIANCE_GROUPS", "TOTAL_GENERATION_STEPS", "LOG_ANSWERS_EVERY", "MAX_GRAD_NORM",
-)  # fmt: skip
 
 
 # %% The file -----------------------------------------------------------------------------------------------
@@ -62,18 +57,14 @@ def digest(text: str) -> str:
 def write(folder: Path, *others: Path) -> Path:
     """Writes `folder`/report.html from the run's files so far, and returns its path.
 
-    With another run it's compare.html, which overlays the two.
-
-    Raises:
-        UserError: not the folder of a run, a run of another version, or its constants.json is damaged; its
-            environment's `picture` fails; the two runs were asked different questions.
+    With another run it's compare.html, which overlays the two. UserError if it can't.
     """
     try:
         data = compare_data(read(folder), *map(read, others)) if others else run_data(read(folder))
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"RUN_DIR={folder}: answers.jsonl, evaluations.jsonl, before.json or after.json in it is none of "
-            f"ours ({error!r:.80}); move the file away"
+            f"ours, or of another version ({error!r:.80}); move the file away"
         ) from None
     return save(folder / ("compare.html" if others else "report.html"), data)
 
@@ -81,15 +72,19 @@ def write(folder: Path, *others: Path) -> Path:
 def read(folder: Path) -> SimpleNamespace:
     """Reads the files of the run in `folder` so far."""
     constants = read_constants(folder)
-    if lacking := [name for name in NEEDED_CONSTANTS if name not in constants]:
-        raise UserError(f"RUN_DIR={folder}: another version's run (it has no {lacking[0]}); start a new one")
     tests = {w: result for w in ("before", "after") if (result := read_object(folder / f"{w}.json"))}
     log, evaluations = read_log(folder / "train_log.csv"), read_lines(folder / "evaluations.jsonl")
     asked = [next((result["asked"] for result in results), []) for results in (tests.values(), evaluations)]
+    columns = with_evaluations(log, evaluations)
+    intervals = {
+        name: [None if share is None else evaluation.wilson(share, len(asked[1])) for share in columns[name]]
+        for name in evaluation.HELD_OUT if asked[1] and name in columns
+    }  # fmt: skip
     return SimpleNamespace(
         folder=folder, constants=constants, tests=tests, log=log, evaluations=evaluations, asked=asked,
-        headline=verdict.headline(list(tests.values()), evaluations, len(log)),
-        curves={"columns": with_evaluations(log, evaluations), "held_out": len(asked[1])},
+        command=(read_object(folder / "run.json") or {}).get("command", "(command lost)"),
+        headline=evaluation.headline(list(tests.values()), evaluations, len(log)),
+        health=list(health.history(log, constants)), curves={"columns": columns, "intervals": intervals},
     )  # fmt: skip
 
 
@@ -107,13 +102,13 @@ def run_data(run: SimpleNamespace) -> dict[str, Any]:
         "folder": str(run.folder),
         "steps": len(run.log),
         "constants": constants,
-        "command": (read_object(run.folder / "run.json") or {}).get("command", ""),
+        "command": run.command,
         "headline": [line.parts for line in run.headline],
-        "reasons": [line.parts for line in verdict.reasons(*tests)] if len(tests) == 2 else [],
-        "dips": [[step, clear, words.parts] for step, clear, words in verdict.dips(evaluations)],
+        "reasons": [line.parts for line in evaluation.reasons(*tests)] if len(tests) == 2 else [],
+        "dips": [[step, clear, words.parts] for step, clear, words in evaluation.dips(evaluations)],
         "summary": {"header": list(run.tests), "rows": evaluation.comparison(tests) if tests else []},
         "notes": [best.parts] if best else [],
-        "health": [line.parts for line in health.history(run.log, constants)],
+        "health": [line.parts for line in run.health],
         "compared": True,
         "evaluations": shown,
         "asked": questions["asked"],
@@ -121,18 +116,20 @@ def run_data(run: SimpleNamespace) -> dict[str, Any]:
     } | run.curves  # fmt: skip
     if len(tests) == 2:
         data |= dict(zip(run.tests, both)) | {"cut_off": tests[1]["cut_off"]}
-    draw = artist(constants["ENVIRONMENT"]) if constants.get("ENVIRONMENT") else None
+    draw = None
+    if constants.get("ENVIRONMENT"):
+        from task import turns  # needs jax, which takes a second to import
+
+        where = constants["ENVIRONMENT"]
+        if picture := getattr(turns.load(where), "picture", None):
+            draw = lambda *given: turns.in_time(where, "picture", lambda: picture(*given))  # noqa: E731
     groups = [to_group(row, draw) for row in read_lines(run.folder / "answers.jsonl")]
     kept = thin(groups, MAX_BYTES - len(to_json(data)))
     return data | {"groups": kept, "thinned": len(kept) < len(groups)}
 
 
 def compare_data(*runs: SimpleNamespace) -> dict[str, Any]:
-    """The data for the page of two runs: their curves in one plot, and the constants that differ.
-
-    Raises:
-        UserError: they were asked different questions, or sampled differently.
-    """
+    """The data for the page of two runs; UserError if they were asked other questions, or in another way."""
     folders, constants = [run.folder for run in runs], [run.constants for run in runs]
     sampling = [c["EVAL_CONFIG"] for c in constants]
     for name, *asked in zip(("NUM_TEST_QUESTIONS", "EVAL_QUESTIONS"), *(run.asked for run in runs)):
@@ -145,7 +142,7 @@ def compare_data(*runs: SimpleNamespace) -> dict[str, Any]:
     names = [folder.name if folders[0].name != folders[1].name else str(folder) for folder in folders]
     after = [run.tests["after"] for run in runs if "after" in run.tests]
     over = len(after) == 2
-    headline = [verdict.between(names, after)] if over else [line for run in runs for line in run.headline]
+    headline = [evaluation.between(names, after)] if over else [line for run in runs for line in run.headline]
     return {
         "kind": "compare",
         "names": names,
@@ -158,7 +155,7 @@ def compare_data(*runs: SimpleNamespace) -> dict[str, Any]:
 
 
 def to_group(row: dict[str, Any], draw: Callable[[str, str], str] | None = None) -> dict[str, Any]:
-    """Converts a line of answers.jsonl for the page, with the environment's picture of each episode."""
+    """A line of answers.jsonl for the page, with the SVG that the environment may `draw` of each episode."""
     answers = [dict(answer) for answer in row["completions"]]
     for answer in answers:
         text = answer.pop("text")  # the page has the pieces
@@ -166,14 +163,6 @@ def to_group(row: dict[str, Any], draw: Callable[[str, str], str] | None = None)
         if draw:
             answer["picture"] = draw(row["question"], text)
     return row | {"completions": answers}
-
-
-def artist(environment: str) -> Callable[[str, str], str] | None:
-    """The `picture(question, text)` of an environment's class, which returns an SVG; None without one."""
-    from task import turns  # needs jax, which takes a second to import
-
-    picture = getattr(turns.load(environment), "picture", None)
-    return picture and (lambda *given: turns.in_time(environment, "picture", lambda: picture(*given)))
 
 
 def fewer_questions(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -210,11 +199,6 @@ def answers_data(groups: list[dict], about: str, compared: bool, notes: list[str
 
     Their `graded` is False if the right answer isn't known. `compared`: they have log-probs of two models.
     """
-    return {
-        "kind": "questions",
-        "about": about,
-        "constants": {"ADVANTAGE": "group", "ZERO_VARIANCE_GROUPS": "keep"},
-        "notes": notes,
-        "groups": [to_group(group) for group in groups],
-        "compared": compared,
-    }
+    constants = {"ADVANTAGE": "group", "ZERO_VARIANCE_GROUPS": "keep"}
+    return {"kind": "questions", "about": about, "constants": constants, "notes": notes,
+            "groups": [to_group(group) for group in groups], "compared": compared}  # fmt: skip

@@ -77,10 +77,10 @@ def full_disk(folder) -> Iterator[None]:
         yield
     except Exception as error:  # Orbax and tensorstore have their own types
         if "No space left" in str(error) or getattr(error, "errno", None) == errno.ENOSPC:
-            raise UserError(
-                f"RUN_DIR={folder}: the disk is full; earlier checkpoints are whole. Free some space and run "
-                "the same command again"
-            ) from error
+            said = (
+                "the disk is full; earlier checkpoints are whole. Free some space, run the same command again"
+            )
+            raise UserError(f"RUN_DIR={folder}: {said}") from error
         raise
 
 
@@ -105,9 +105,8 @@ def traced(steps: Iterable[Any], folder: str) -> Iterator[Any]:
 def memory_gib() -> dict[str, float]:
     """GiB in use now, by column of train_log.csv: this process on the host, and each of its devices.
 
-    On a TPU or GPU: the memory the runtime has allocated, and its peak so far. On a CPU, whose runtime
-    doesn't count it: the live arrays, without a program's temporaries. NaN (not measured) if the runtime
-    can't tell, as with Pathways, whose devices are on other hosts.
+    A CPU's runtime doesn't count it: there it's the live arrays, without a program's temporaries. NaN (not
+    measured) if the runtime can't tell, as with Pathways, whose devices are on other hosts.
     """
     used = {"memory_host_gib": psutil.Process().memory_info().rss / 2**30}
     for device in jax.local_devices():

@@ -1,11 +1,11 @@
-"""A run's final report: report.md (also printed), report.png, report.html, result.json."""
+"""What is printed when a run starts and ends; at the end also report.md, report.html and result.json."""
 
 import collections
 import json
 import math
 import shlex
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +16,16 @@ from etils import epath
 
 import settings
 from model import lora
-from run import answers, checkpoints, evaluation, page, verdict
+from run import checkpoints, evaluation, page
+from run.evaluation import Result
 from run.plain_text import fenced, table_cell
-from run.run_files import read_object
 from run.run_folder import Run
 from task import questions
 
-BARS = {  # metrics of an evaluation, as the picture calls them
-    "answer_accuracy": "right", "lenient_accuracy": "by the last\nnumber", "format_accuracy": "form",
-    "greedy_answer_accuracy": "greedy:\nright", "greedy_lenient_accuracy": "greedy: by the\nlast number",
-}  # fmt: skip
-type Log = Sequence[dict[str, float]]  # rows of train_log.csv
-type Result = dict[str, Any]  # of an evaluation
-KEPT = (*BARS, "partial_accuracy", "questions", "mean_score", "by_data_source")  # in result.json
+KEPT = (  # in result.json
+    "answer_accuracy", "lenient_accuracy", "format_accuracy", "greedy_answer_accuracy",
+    "greedy_lenient_accuracy", "partial_accuracy", "questions", "mean_score", "by_data_source",
+)  # fmt: skip
 
 
 def introduce(c, run: Run, parameters: int, folder: Path, hf, task, rows: dict[str, list]) -> None:
@@ -81,99 +78,40 @@ def data_source_table(before: Result, after: Result) -> str:
     return table(("data_source", "questions", *(evaluation.ROWS[key] for key in shares)), *rows)
 
 
-def flip_table(before: list[bool], after: list[bool]) -> str:
-    """How many questions turned right or wrong (sampled, first pass)."""
-    count = collections.Counter(zip(before, after, strict=True))
-    return table(
+def turned(before: Result, after: Result) -> list[str]:
+    """How many answers turned right or wrong, and those to one question that did, or else to the first."""
+    sides = list(zip(before["correct"], after["correct"], strict=True))
+    count, i = collections.Counter(sides), sides.index((False, True)) if (False, True) in sides else 0
+    asked = before["asked"][i]
+    flips = table(
         ("", "right after", "wrong after"),
         ("right before", count[True, True], count[True, False]),
         ("wrong before", count[False, True], count[False, False]),
     )
-
-
-def sample_answers(before: Result, after: Result) -> str:
-    """One question with its answers: the first that turned right, else the first."""
-    sides = list(zip(before["correct"], after["correct"], strict=True))
-    i = sides.index((False, True)) if (False, True) in sides else 0
-    return fenced(
-        f"question: {before['asked'][i]['question']}\nright answer: {before['asked'][i]['answer']}\n"
+    return [flips, fenced(
+        f"question: {asked['question']}\nright answer: {asked['answer']}\n"
         f"before: {before['completions'][i]}\nafter:  {after['completions'][i]}"
-    )
+    )]  # fmt: skip
 
 
-# %% Picture, files -----------------------------------------------------------------------------------------
-def draw_picture(path: Path, log: Log, before: Result, after: Result, evaluations: list[Result], title: str):
-    """Plots learning curves on the left, before and after with intervals on the right."""
-    import matplotlib  # here, so that a refused run needn't wait for it
+# %% The end ------------------------------------------------------------------------------------------------
+def write(c, run: Run, source: str) -> None:
+    """Writes the reports from the files in the run's folder, and prints report.md.
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    keys = [key for key in BARS if max(before.get(key, 0), after.get(key, 0)) >= verdict.SEEN]
-    keys = keys or list(BARS)[:4]
-    column, key = verdict.measured((before, after))
-    reading = "right" if column == "correct" else "right by the last number"
-
-    figure, (curves, bars) = plt.subplots(1, 2, figsize=(11, 4.4), facecolor="white", layout="constrained")
-    lines = {"format_ok": ("#ff7f0e", "form right")} if "format_accuracy" in keys else {}
-    lines |= {column: ("#1f77b4", "right"), "zero_variance": ("#888888", "groups without signal")}
-    for name, (color, label) in lines.items():
-        label = label if name == "zero_variance" else f"the step's answers: {label}"
-        shares = [row.get(name, math.nan) for row in log]
-        curves.plot([row["step"] for row in log], shares, color=color, label=label, lw=1)
-    if evaluations:
-        steps, shares = zip(*((result["step"], result[key]) for result in evaluations))
-        curves.plot(steps, shares, color="#2ca02c", marker="o", ms=5, lw=2, label="held-out questions: right")
-        title = f"held-out questions {reading}: {shares[0]:.0%} to {shares[-1]:.0%}\n({title})"
-    curves.set(xlabel="training step", ylabel="share", ylim=(-0.02, 1.02))
-
-    for offset, result, color, label in ((-0.2, before, "#bbbbbb", "before training"),
-                                         (0.2, after, "#1f77b4", "after")):  # fmt: skip
-        shares = np.array([result[key] for key in keys])
-        intervals = np.array(
-            [evaluation.wilson(share, result["questions"]) for share in shares]
-        ).T  # [2, bars]
-        error, places = np.clip(np.abs(intervals - shares), 0, None), np.arange(len(keys)) + offset
-        bars.bar(places, shares, 0.38, yerr=error, color=color, label=label, capsize=3)
-        for x, share, high in zip(places, shares, intervals[1], strict=True):
-            bars.text(x, high + 0.015, f"{share:.0%}", ha="center", va="bottom", fontsize=9)
-    bars.set_xticks(range(len(keys)), [BARS[key] for key in keys], fontsize=9)
-    if left_out := [
-        name.replace("\n", " ") for key, name in BARS.items() if key in before and key not in keys
-    ]:
-        bars.set_xlabel(f"below {verdict.SEEN:.0%}, not drawn: {', '.join(left_out)}", fontsize=8.5)
-    bars.set(ylim=(0, 1.1), ylabel="share")
-    tested = f"test questions {reading}: {before[key]:.0%} to {after[key]:.0%}"
-    asked = f"({before['questions']} test questions, 95% intervals)"
-    for axes, words, below in ((curves, title, -0.14), (bars, f"{tested}\n{asked}", -0.2)):
-        axes.set_title(words, fontsize=11)
-        axes.legend(frameon=False, ncols=2, loc="upper center", bbox_to_anchor=(0.5, below), fontsize=9)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-
-
-def write(
-    c, run: Run, before: Result, after: Result, log: Log, source: str, health_lines: Iterable[str], done: int
-) -> None:
-    """Writes result.json and the reports into the run's folder, and prints report.md.
-
-    The `log` may be missing if the run was over and we only redo the report. The test questions come from
-    `source`. For processes that were stopped, the total time only counts the `done` steps.
+    The test questions come from `source`. For processes that were stopped, the total time only counts the
+    steps they've saved.
     """
-    folder = run.logs
+    folder, read = run.logs, page.read(run.logs)
+    before, after, log = *read.tests.values(), read.log
     seconds = time.time() - psutil.Process().create_time()  # imports take longer than some runs' steps
-    seconds += sum(row.get("seconds", 0.0) for row in log if row["step"] <= done)
+    seconds += sum(row.get("seconds", 0.0) for row in log if row["step"] <= run.done)
     timed = [row["seconds"] for row in log if "seconds" in row]
     per_step = float(np.median(timed[1:] or timed)) if timed else None  # the first step compiles
-    results = {when: {key: result[key] for key in KEPT if key in result}
-               for when, result in (("before", before), ("after", after))}  # fmt: skip
-    result = results | {"seconds": round(seconds, 1), "seconds_per_step": per_step and round(per_step, 4),
-                        "steps": c.NUM_BATCHES}  # fmt: skip
+    result = {when: {key: found[key] for key in KEPT if key in found} for when, found in read.tests.items()}
+    result |= {"seconds": round(seconds, 1), "seconds_per_step": per_step and round(per_step, 4)}
+    result["steps"] = c.NUM_BATCHES
     (folder / "result.json").write_text(json.dumps(result, indent=1) + "\n")
 
-    evaluations = answers.read_lines(folder / "evaluations.jsonl")
-    title = f"{c.BATCH_SIZE} questions x {c.NUM_GENERATIONS} answers per step"
-    draw_picture(folder / "report.png", log, before, after, evaluations, title)
     training = f"{c.NUM_BATCHES} steps of {c.BATCH_SIZE} x {c.NUM_GENERATIONS} answers"
     if log:
         names = ("reward", "reward_std", "kl", "zero_variance", "length")
@@ -184,27 +122,24 @@ def write(
             f"{'not measured (BETA=0)' if math.isnan(kl) else f'{kl:.4f}'}, groups without signal "
             f"{no_signal:.0%}, {length:.1f} tokens per answer"
         )
-    saved = set(checkpoints.saved(run.checkpoints))
-    best = evaluation.best([result for result in evaluations if result["step"] in saved])
-    headline = verdict.headline([before, after], evaluations, len(log))
+    saved = checkpoints.saved(run.checkpoints)
+    best = evaluation.best([result for result in read.evaluations if result["step"] in saved])
     parts = (
-        f"**{'; '.join(headline)}.** {' '.join(verdict.reasons(before, after))}",
+        f"**{'; '.join(read.headline)}.** {' '.join(evaluation.reasons(before, after))}",
         comparison_table(before, after, c.EVAL_CONFIG),
         data_source_table(before, after),
-        flip_table(before["correct"], after["correct"]),
-        sample_answers(before, after),
+        *turned(before, after),
         training,
         f"Of the checkpoints kept in {run.folder}: {best}" if best else "",
-        "\n".join(f"- {line}" for line in health_lines) or "Health: nothing to report.",
+        "\n".join(f"- {line}" for line in read.health) or "Health: nothing to report.",
     )
     text = "\n\n".join(part for part in parts if part)
-    command = (read_object(folder / "run.json") or {}).get("command", "(command lost)")
     (folder / "report.md").write_text(
-        f"# GRPO: before and after\n\n`{command}`\n\nmodel `{c.MODEL}`, test questions: {source}, seed "
-        f"{c.SEED}\n\n![curves](report.png)\n\n{text}\n"
+        f"# GRPO: before and after\n\n`{read.command}`\n\nmodel `{c.MODEL}`, test questions: {source}, seed "
+        f"{c.SEED}\n\n{text}\n"
     )
-    print(f"\n{text}\n\nreport: {folder}/report.md, picture: {folder}/report.png, total {seconds:.0f} s")
-    print(f"every answer: open {page.write(folder)} in a browser")
+    print(f"\n{text}\n\nreport: {folder}/report.md, total {seconds:.0f} s")
+    print(f"every answer: open {page.save(folder / 'report.html', page.run_data(read))} in a browser")
     print(f"curves: tensorboard --logdir {shlex.quote(f'{folder}/tensorboard')}")
     if c.PROFILE_DIR and any(epath.Path(c.PROFILE_DIR).glob("plugins/profile/*/*")):
         print(f"trace of one step: tensorboard --logdir {shlex.quote(c.PROFILE_DIR)}")

@@ -51,10 +51,8 @@ def read_constants(folder: Path, constant: str = "RUN_DIR") -> dict[str, Any]:
         raise UserError(f"{constant}={folder}: no run (no constants.json in it); give the RUN_DIR of one")
     constants = read_object(path)
     if constants is None or "MODEL" not in constants:
-        raise UserError(
-            f"{constant}={folder}: its constants.json is damaged; put a whole one back (the log and the "
-            "checkpoints are untouched), or give another folder"
-        )
+        said = "its constants.json is damaged; put a whole one back, or give another folder"
+        raise UserError(f"{constant}={folder}: {said}")
     return constants
 
 

@@ -1,16 +1,9 @@
 """The folder of a run: its constants, its lock, the evaluations before and after training.
 
-RUN_DIR/constants.json    the run's constants, MODEL with the hub's commit; a resumed run must match them
-RUN_DIR/run.json          its number, command and identity (identity.py), and the newest checkpoint
-RUN_DIR/train_log.csv     one row per step, written at once (train_log.py)
-RUN_DIR/tensorboard/      the same metrics
-RUN_DIR/evaluations.jsonl the evaluations during training, one per line
-RUN_DIR/answers.jsonl     every answer of some steps (answers.py)
-RUN_DIR/before.json       the evaluation before training; after.json the one after it
-RUN_DIR/checkpoints/      Orbax's (checkpoints.py)
-
-With CHECKPOINT_DIR the files are also copied there before each checkpoint, so a run survives the loss of its
-machine.
+constants.json has the constants, MODEL with the hub's commit; a resumed run must match them. run.json has the
+run's number, command and identity (identity.py), and its newest checkpoint. before.json and after.json are
+the evaluations. With CHECKPOINT_DIR the files are also copied there before each checkpoint, so a run survives
+the loss of its machine.
 """
 
 import contextlib
@@ -32,8 +25,8 @@ from etils import epath
 import settings
 from model import devices
 from run import checkpoints, identity
+from run.evaluation import in_words
 from run.run_files import read_constants, read_object
-from run.train_log import in_words
 from settings import UserError
 
 FREE_TO_CHANGE = {"RUN_DIR", "DRY_RUN", "PROFILE_DIR"}  # when a run is resumed
@@ -74,26 +67,24 @@ class Run:
         self.note(identity=now | kept)
         self.keep()
 
-    def once(self, name: str, ask: Callable[[], dict[str, Any]], trained: int = 0) -> dict[str, Any]:
-        """The evaluation "before" or "after" training: `ask()`, kept in `name`.json for a resumed run.
+    def once(self, name: str, ask: Callable[[], dict[str, Any]]) -> None:
+        """Keeps `ask()`, the evaluation "before" or "after" training, in `name`.json; not if it's there.
 
-        Raises UserError if that's lost and the model has been `trained` for that many steps since.
+        Raises UserError if the one before training is lost and the model has been trained since.
         """
         path = self.logs / f"{name}.json"
-        kept = read_object(path)
-        if devices.all_agree(kept is not None):
-            return kept
-        if trained:
+        if devices.all_agree(read_object(path) is not None):
+            return
+        if name == "before" and self.done:
             raise UserError(
-                f"RUN_DIR={self.folder}: {path.name} is lost or damaged, and after {trained} steps the model "
-                "can no longer be asked as it was before training; put the file back, or start another run "
-                "(inference.py and the tool convert_checkpoint take this one's checkpoints as they are)"
+                f"RUN_DIR={self.folder}: {path.name} is lost or damaged, and after {self.done} steps the "
+                "model can no longer be asked as it was before training; put the file back, or start another "
+                "run (inference.py and the tool convert_checkpoint take this one's checkpoints as they are)"
             )
         result = ask()
         print(f"{name} training: {in_words(result)}")
         settings.write_whole(path, json.dumps(result) + "\n")
         self.keep()
-        return result
 
 
 @contextlib.contextmanager
@@ -108,51 +99,45 @@ def open_run(c, arguments: Sequence[str] = ()) -> Iterator[Run]:
         named = f"RUN_DIR={folder}"
         try:
             logs.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(logs, folder))
+            stack.callback(os.close, lock(logs, folder))
             named = f"CHECKPOINT_DIR={c.CHECKPOINT_DIR}" if c.CHECKPOINT_DIR else named
             run = Run(folder, logs, checkpoints.root_of_run(c.CHECKPOINT_DIR, folder))
             steps = checkpoints.saved(run.checkpoints)
             epath.Path(run.checkpoints).mkdir(parents=True, exist_ok=True)
             if c.CHECKPOINT_DIR:
                 if devices.is_first() and not run.checkpoints.startswith("gs://"):
-                    stack.enter_context(locked(Path(run.checkpoints), folder))
+                    stack.callback(os.close, lock(Path(run.checkpoints), folder))
                 if "constants.json" in checkpoints.copy_files(run.copy, logs, again=False):
                     print(f"{named}: RUN_DIR={folder} is taken over from {run.copy}")
             if not (logs / "constants.json").exists():
                 if steps or (logs / "before.json").exists():
-                    raise UserError(
-                        f"RUN_DIR={folder}: the constants.json of the run in it is lost; put it back, or "
-                        "choose another RUN_DIR"
-                    )
+                    lost = "the constants.json of the run in it is lost; put it back"
+                    raise UserError(f"RUN_DIR={folder}: {lost}, or choose another RUN_DIR")
                 command = shlex.join(["python", "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py", *arguments])
                 note = {"run_id": secrets.token_hex(8), "command": command}
                 settings.write_whole(logs / "run.json", json.dumps(note) + "\n")
-                write_constants(logs, kept_constants(c))
+                settings.write_whole(logs / "constants.json", json.dumps(kept_constants(c), indent=1) + "\n")
             note = read_object(logs / "run.json") or {}
             if "run_id" not in note:
                 raise UserError(f"RUN_DIR={logs}: its run.json is lost or damaged; put a whole one back")
             if note.get("saved") and not steps:
-                raise UserError(
-                    f"{named}: {run.checkpoints} is empty, and the run in RUN_DIR={folder} has saved a "
-                    f"checkpoint after step {note['saved']}; put the checkpoints back, or choose another "
-                    "RUN_DIR to start anew"
-                )
+                lost = f"{run.checkpoints} is empty, and the run in RUN_DIR={folder} has saved a checkpoint"
+                remedy = "put the checkpoints back, or choose another RUN_DIR to start anew"
+                raise UserError(f"{named}: {lost} after step {note['saved']}; {remedy}")
             (logs / "too_long.csv").unlink(missing_ok=True)  # each start rewrites it
         except OSError as error:
             raise UserError(f"{named}: {error.strerror or error}; choose another folder") from None
         saved = read_constants(logs)
         check_same_constants(c, saved, folder)
         if (steps := saved["NUM_BATCHES"]) < c.NUM_BATCHES:
-            # This differs from a run with that many steps from the start, because the first steps followed
-            # the shorter schedule. The optimizer has counted its updates and continues from there.
             print(
-                f"NUM_BATCHES raised from {steps} to {c.NUM_BATCHES}: from the next step on, the learning "
-                f"rate (and TEMPERATURE_END) follows the schedule of {c.NUM_BATCHES} steps; at the old end "
-                "it had fallen to 0"
+                f"NUM_BATCHES raised from {steps} to {c.NUM_BATCHES}: the learning rate, which had fallen "
+                f"to 0, and TEMPERATURE_END now follow the schedule of {c.NUM_BATCHES} steps"
             )
             for name, place in itertools.product(("after.json", "result.json"), (logs, run.copy)):
                 (place / name).unlink(missing_ok=True)
-            write_constants(logs, saved | {"NUM_BATCHES": c.NUM_BATCHES})
+            saved["NUM_BATCHES"] = c.NUM_BATCHES
+            settings.write_whole(logs / "constants.json", json.dumps(saved, indent=1) + "\n")
         run.keep()
         try:
             yield run
@@ -163,11 +148,6 @@ def open_run(c, arguments: Sequence[str] = ()) -> Iterator[Run]:
 def kept_constants(c) -> dict[str, Any]:
     """The constants that a resumed run must match."""
     return {name: value for name, value in dataclasses.asdict(c).items() if name not in FREE_TO_CHANGE}
-
-
-def write_constants(logs: Path, constants: Mapping[str, Any]) -> None:
-    """Writes constants.json."""
-    settings.write_whole(logs / "constants.json", json.dumps(constants, indent=1) + "\n")
 
 
 def new_folder(script: str) -> Path:
@@ -183,35 +163,29 @@ def new_folder(script: str) -> Path:
     return Path(f"{name}_{count}" if count > 1 else name)
 
 
-@contextlib.contextmanager
-def locked(logs: Path, folder: Path) -> Iterator[None]:
-    """Keeps other processes out of `logs` while the block runs; the kernel releases a killed one's lock."""
-    with contextlib.ExitStack() as stack:
-        lock = os.open(logs, os.O_RDONLY)
-        stack.callback(os.close, lock)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            said = "another process is running in it; wait for its end, or choose another folder"
-            raise UserError(f"RUN_DIR={folder}: {said}") from None
-        yield
+def lock(logs: Path, folder: Path) -> int:
+    """Keeps other processes out of `logs` until the returned file is closed, or this process is killed."""
+    descriptor = os.open(logs, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        said = "another process is running in it; wait for its end, or choose another folder"
+        raise UserError(f"RUN_DIR={folder}: {said}") from None
+    return descriptor
 
 
 def check_same_constants(c, saved: Mapping[str, Any], folder: Path) -> None:
     """Refuses to resume with constants that differ from `saved`, except for a larger NUM_BATCHES."""
     mine = kept_constants(c)
     if odd := sorted(mine.keys() ^ saved.keys()):
-        raise UserError(
-            f"RUN_DIR={folder}: its run was started by another version of this script (it differs in "
-            f"{', '.join(odd[:3])}); start another run"
-        )
+        said = f"started by another version of this script (it differs in {', '.join(odd[:3])})"
+        raise UserError(f"RUN_DIR={folder}: its run was {said}; start another run")
     for name, value in mine.items():
         old = saved[name]
         # A dry run doesn't know the hub's commit.
         if name in ("MODEL", "TEACHER") and ("@" in old) != ("@" in value):
             old, value = old.partition("@")[0], value.partition("@")[0]
         if old != value and not (name == "NUM_BATCHES" and value > old):
-            raise UserError(
-                f"{name}={value}: the run in RUN_DIR={folder} was started with {old}; use that, or "
-                "another RUN_DIR"
-            )
+            said = f"the run in RUN_DIR={folder} was started with {old}; use that, or another RUN_DIR"
+            raise UserError(f"{name}={value}: {said}")

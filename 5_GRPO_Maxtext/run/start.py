@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from model import devices, llama
 from model.cluster import make_cluster
 from model.llm import Llm
 from model.versions import check_versions
-from run import checkpoints, checks, health, identity, memory, process, run_folder
+from run import checkpoints, checks, identity, memory, process, run_folder
 from run import report as reports
 from run.machine import picked
 from task import questions, run_grader, task_rewards, turns
@@ -58,12 +58,10 @@ def as_asked(c, data, grader: run_grader.Grader, tokenizer, too_long=None):
 
     `data` is from `read_questions`, or a part of it; `too_long` is a CSV file, as for `make_prompts`.
     """
-    limits = {"test": c.NUM_TEST_QUESTIONS}
-    rows = {
-        split: make_prompts(c, part[: limits.get(split)], source, tokenizer, grader.think_tags, too_long)
-        if part else [] for split, (part, source) in data.items()
-    }  # fmt: skip
-    sources = {split: source for split, (_, source) in data.items()}
+    rows, sources = {}, {split: source for split, (_, source) in data.items()}
+    for split, (part, source) in data.items():
+        part = part[: c.NUM_TEST_QUESTIONS] if split == "test" else part
+        rows[split] = part and make_prompts(c, part, source, tokenizer, grader.think_tags, too_long)
     if c.EVAL_EVERY and "train" in rows:
         rows["validation"], rows["train"], sources["validation"] = questions.hold_out(
             rows["train"], rows["validation"], c.EVAL_QUESTIONS
@@ -116,7 +114,7 @@ def opened(c, arguments: Sequence[str], course, tables) -> Iterator[tuple[Any, L
             yield c, llm, task, run
 
 
-def report(c, task: Task, run: run_folder.Run, before, after, log) -> None:
+def report(c, task: Task, run: run_folder.Run) -> None:
     """The report of a run that's over."""
-    reports.write(c, run, before, after, log, task.sources["test"], health.history(log, asdict(c)), run.done)
+    reports.write(c, run, task.sources["test"])
     run.keep()

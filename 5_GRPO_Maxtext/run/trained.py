@@ -28,10 +28,7 @@ def place_of(checkpoint: Checkpoint, constant: str = "CHECKPOINT") -> tuple[str,
 
 
 def changed_model(model: str, checkpoint: Checkpoint) -> str:
-    """How MODEL has changed since the run, in a sentence; "" if it hasn't.
-
-    Raises UserError if the run's LoRA would be added to other weights.
-    """
+    """How MODEL has changed since the run, in a sentence, or ""; UserError if its LoRA fits no other."""
     kept, now = checkpoint.note.get("identity", {}), {"MODEL": identity.of_model(model)}
     said = identity.changes(kept, now, SimpleNamespace(MODEL=model), str(checkpoint.run))
     if said and checkpoint.constants.get("LORA_RANK"):
@@ -47,31 +44,21 @@ def make_rollout(c, tokenizer, answers: int, checkpoint: Checkpoint | None = Non
     folder, hf = llama.load_hf_config(c.MODEL)
     devices = jax.device_count()
     config = llama.to_maxtext_config(
-        hf,
-        rows=-(-min(c.BATCH_SIZE, answers) // devices) * devices,  # a multiple: each device gets as many
-        prompt_tokens=c.MAX_PROMPT_LENGTH,
-        new_tokens=c.TOTAL_GENERATION_STEPS,
-        dtype=c.DTYPE,
-        weight_dtype=c.WEIGHT_DTYPE,
-        scan_layers=c.SCAN_LAYERS,
-    )
+        hf, rows=-(-min(c.BATCH_SIZE, answers) // devices) * devices,  # a multiple: each device gets as many
+        prompt_tokens=c.MAX_PROMPT_LENGTH, new_tokens=c.TOTAL_GENERATION_STEPS,
+        dtype=c.DTYPE, weight_dtype=c.WEIGHT_DTYPE, scan_layers=c.SCAN_LAYERS,
+    )  # fmt: skip
     adapter, mesh = llama.load_llama(folder, hf, config, tokenizer.pad_token_id)
     merge, run = None, checkpoint.constants if checkpoint else {}
     if run.get("LORA_RANK"):  # any seed will do: A and B are restored
         numbers = (run[name] for name in ("LORA_RANK", "LORA_ALPHA", "LORA_TARGETS"))
         adapter, merge = lora.add_lora(adapter, mesh, config, *numbers, seed=0)
     return MaxTextRollout(
-        adapter,
-        TokenizerAdapter(tokenizer),
-        mesh,
+        adapter, TokenizerAdapter(tokenizer), mesh,
         sampling(c, "policy"),  # the page's log-probs are the policy's own
-        maxtext_config=config,
-        hf=hf,
-        current_step=lambda: 0,
-        seed=c.SEED,
-        logits_clip=run.get("LOGITS_CLIP", 0.0),
-        merge=merge,
-    )
+        maxtext_config=config, hf=hf, current_step=lambda: 0, seed=c.SEED,
+        logits_clip=run.get("LOGITS_CLIP", 0.0), merge=merge,
+    )  # fmt: skip
 
 
 def restore(rollout: MaxTextRollout, root: str, step: int) -> None:

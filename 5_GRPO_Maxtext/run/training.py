@@ -1,16 +1,114 @@
 """A run while it trains: checkpoints, log, held-out questions, Ctrl-C, a full disk: everything but GRPO."""
 
 import contextlib
+import csv
+import dataclasses
+import io
+import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+from tensorboardX import summary
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event
+from tqdm import tqdm
 
 from grpo_variants import adaptive_beta
 from model import devices
 from model.log_probs import mean_metrics
-from run import answers, checkpoints, process, train_log
-from settings import UserError
+from run import answers, checkpoints, health, process
+from run.evaluation import HELD_OUT, in_words
+from run.run_files import read_log
+from settings import UserError, write_whole
+from task.task import GRADED
+
+COLUMNS = (  # then, in order of appearance: `sync_gain`, `reward_<function>`, `memory_...`
+    "step", "reward", "reward_std", "correct", "format_ok", "zero_variance", "length", "kl", "entropy",
+    "clip_fraction", "loss", "grad_norm", "seconds", "distinct", "cut_off", "tokens_per_second", "beta",
+    "temperature", "correct_lenient", *HELD_OUT, "mismatch", "mismatch_max", "answers",
+)  # fmt: skip
+
+
+def answer_metrics(grader, samples, seconds: float) -> dict[str, float]:
+    """Metrics of a step's answers, `Samples`, by column; `seconds`: how long the step took.
+
+    `zero_variance`: share of groups whose G rewards are all equal, so they give no gradient. `distinct`: how
+    many different answers a group has, 1 to G.
+    """
+    rewards, flat = samples.rewards, samples.flat()  # [B, G], and arrays [N, ...]
+    written = flat.answers
+    columns = {name: flat.questions[name] for name in GRADED}
+    return {
+        "reward": rewards.mean(),
+        "reward_std": rewards.std(axis=1, ddof=1).mean(),  # G - 1, as in the advantage
+        "correct": np.mean(grader.score(written.texts, **columns) >= 1),
+        "format_ok": np.mean([grader.format_right(text) for text in written.texts]),
+        "zero_variance": np.mean(np.ptp(rewards, axis=1) == 0),
+        "length": written.lengths.mean(),
+        "distinct": np.mean([len(set(texts)) for texts in samples.answers.texts]),
+        "cut_off": np.mean(~written.ended),
+        "correct_lenient": np.mean(grader.right_lenient(written.texts, **columns)),
+        "answers": rewards.size,
+        "seconds": seconds,
+        "tokens_per_second": written.lengths.sum() / seconds,
+    } | {f"reward_{name}": part.mean() for name, part in samples.reward_parts.items()}
+
+
+class TrainingLog:
+    """train_log.csv with a row per step; the same in TensorBoard, the progress bar, health lines.
+
+    `first_step` steps are done; drops later ones from the file in `logs`, because a kill has undone them.
+    """
+
+    def __init__(self, logs: Path, c, first_step: int):
+        self._c, self._path, self._unhealthy = c, logs / "train_log.csv", {}
+        self.rows = [row for row in read_log(self._path) if row["step"] <= first_step]
+        if (lost := first_step - len(self.rows)) > 0:
+            print(f"{self._path} has lost the rows of {lost:,} steps; the run goes on, its curves lack them")
+        self._write()
+        (logs / "tensorboard").mkdir(exist_ok=True)
+        # Not tensorboardX's SummaryWriter, whose thread dies silently when the disk is full. Here the error
+        # reaches the training thread.
+        self._events = EventsWriter(str(logs / "tensorboard" / "events"))
+        self._progress = tqdm(
+            total=c.NUM_BATCHES, initial=first_step, desc="GRPO", unit="step", disable=devices.no_bar()
+        )
+
+    def _write(self) -> None:
+        """Rewrites the file, because a later step, or more devices after a resume, can add columns."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, dict.fromkeys(itertools.chain(COLUMNS, *self.rows)), restval="nan")
+        writer.writeheader()
+        for row in self.rows:
+            writer.writerow(row | {name: int(row[name]) for name in ("step", "answers") if name in row})
+        write_whole(self._path, text.getvalue())
+
+    def add(self, row: Mapping[str, float]) -> None:
+        """Logs the metrics of a step; they're on the disk when this returns."""
+        row = {name: float(value) for name, value in row.items()}
+        self.rows.append(row)
+        self._write()
+        for name, value in row.items():
+            if not math.isnan(value):  # not measured
+                scalar = summary.scalar(name, np.asarray(value))
+                self._events.write_event(Event(step=int(row["step"]), wall_time=time.time(), summary=scalar))
+        self._events.flush()
+        found = health.check(self.rows, dataclasses.asdict(self._c))
+        for kind in found.keys() - self._unhealthy.keys():  # print a line when it first applies
+            tqdm.write(f"health   step {row['step']:.0f}: {found[kind]}")
+        self._unhealthy = found
+        shown = {name: f"{row[name]:.2f}" for name in ("reward", "correct", "format_ok", "kl")}
+        self._progress.set_postfix(shown, refresh=False)
+        self._progress.update()
+
+    def close(self) -> None:
+        """Closes the progress bar and TensorBoard's file."""
+        self._progress.close()
+        self._events.close()
 
 
 class TrainingRun:
@@ -28,16 +126,18 @@ class TrainingRun:
         self.start, self.beta, self.carried, self._nonfinite = 0, c.BETA, {}, 0
 
     def __enter__(self) -> "TrainingRun":
+        logs = self.folder.logs
         with contextlib.ExitStack() as stack:
             stack.enter_context(process.full_disk(self.folder.folder))
             stack.callback(self.folder.keep)  # when the last checkpoint is whole
             self._manager = checkpoints.open_manager(self.folder.checkpoints, self.c.MAX_TO_KEEP)
             stack.callback(self._manager.close)
             self.start = self._manager.latest_step() or 0
-            self._log = train_log.TrainingLog(self.folder.logs, self.c, self.start)
+            self._log = TrainingLog(logs, self.c, self.start)
             stack.callback(self._log.close)
             self.log = self._log.rows
-            answers.keep_lines(self.folder.logs / "answers.jsonl", self.start)
+            answers.keep_lines(logs / "answers.jsonl", self.start)
+            self._evaluated = answers.keep_lines(logs / "evaluations.jsonl", self.start)
             self._stop = stack.enter_context(process.stop_after_step())
             self._stack = stack.pop_all()
         return self
@@ -58,10 +158,10 @@ class TrainingRun:
 
     def save(self, done: int) -> None:
         """Saves a checkpoint after `done` steps."""
-        carried = {name: value() if callable(value) else value for name, value in self.carried.items()}
-        carried["beta"] = self.beta
+        loop = {name: value() if callable(value) else value for name, value in self.carried.items()}
+        loop["beta"] = self.beta
         self.folder.keep()  # before the checkpoint: a log of more steps than it is cut, of fewer has a hole
-        checkpoints.save(self._manager, done, self._params, self._opt_state, carried, self.c)
+        checkpoints.save(self._manager, done, self._params, self._opt_state, loop, self.c)
 
     def steps(self, rollouts: Iterable[Any]) -> Iterator[Any]:
         """Yields the rollouts, one per step. Ctrl-C (or SIGTERM) ends them after the current step.
@@ -85,12 +185,20 @@ class TrainingRun:
 
     def check_finite(self, step: int, metrics) -> None:
         """Raises UserError if too many updates in a row weren't finite; none of them were applied."""
-        loss, grad_norm = float(metrics["loss"]), float(metrics["grad_norm"])
-        self._nonfinite = train_log.count_nonfinite(self.c, step + 1, self._nonfinite, loss, grad_norm)
+        c, figures = self.c, {"loss": float(metrics["loss"]), "gradient norm": float(metrics["grad_norm"])}
+        # Both: if only the gradient isn't finite, every update would be skipped silently.
+        bad = [f"{name} of step {step + 1} is {x}" for name, x in figures.items() if not math.isfinite(x)]
+        self._nonfinite = self._nonfinite + 1 if bad else 0
+        if self._nonfinite > c.MAX_NONFINITE_UPDATES:
+            raise UserError(
+                f"the {bad[0]}; that update was not applied, and no checkpoint holds it. Lower "
+                f"LEARNING_RATE={c.LEARNING_RATE} or MAX_GRAD_NORM={c.MAX_GRAD_NORM}, and start a new run, "
+                f"or let some pass (MAX_NONFINITE_UPDATES={c.MAX_NONFINITE_UPDATES})"
+            )
 
     def after(self, step: int, samples, batch, params, opt_state, metrics) -> None:
         """Saves a step's results: a row of the log, its answers, held-out metrics, a checkpoint."""
-        c, done = self.c, step + 1
+        c, done, grader = self.c, step + 1, self.task.grader
         self._params, self._opt_state = params, opt_state
         old_log_prob = metrics.pop("old_log_prob")
         row = {"step": done, "beta": self.beta, "temperature": self.llm.temperature}
@@ -99,17 +207,27 @@ class TrainingRun:
         if not c.BETA:
             row["kl"] = math.nan  # not measured isn't zero
         seconds = time.perf_counter() - self._started
-        row |= train_log.answer_metrics(self.task.grader, samples.sampled or samples, seconds)
-        if answers.keeps(c, done):
+        row |= answer_metrics(grader, samples.sampled or samples, seconds)
+        every = c.LOG_ANSWERS_EVERY
+        if every and (done in (1, c.NUM_BATCHES) or done % every == 0):
             path, tokenizer = self.folder.logs / "answers.jsonl", self.llm.cluster.tokenizer
             log_prob = old_log_prob, self.llm.log_probs(batch)
-            answers.append_step(path, c, tokenizer, self.task.grader, samples, batch, row, log_prob)
+            answers.append_step(path, c, tokenizer, grader, samples, batch, row, log_prob)
         self._log.add(row | self._held_out(done))
         self.beta = adaptive_beta(self.beta, c.TARGET_KL, row["kl"])
         if done % c.SAVE_INTERVAL_STEPS == 0 or done == c.NUM_BATCHES:
             self.save(done)
 
     def _held_out(self, done: int) -> dict[str, float]:
-        """Metrics of the held-out questions, if they're due after so many steps."""
-        asked = self.c, self.llm, self.task, self.task.held_out
-        return self._log.evaluation(done, lambda: self._evaluate(*asked)) if self.task.held_out else {}
+        """Asks the held-out questions, if it's due: before the first step, after the last and every N-th."""
+        every, rows = self.c.EVAL_EVERY, self.task.held_out
+        due = every and rows and (done % every == 0 or done == self.c.NUM_BATCHES)
+        if not devices.all_agree(bool(due and done not in self._evaluated)):
+            return {}
+        result = self._evaluate(self.c, self.llm, self.task, rows)
+        with open(self.folder.logs / "evaluations.jsonl", "a", encoding="ascii") as file:
+            file.write(answers.to_lines([{"step": done} | result]))
+        self._evaluated.add(done)
+        if devices.is_first():
+            tqdm.write(f"held out step {done}: {in_words(result)}")
+        return {column: result[name] for column, name in HELD_OUT.items()}

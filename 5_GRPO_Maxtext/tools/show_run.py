@@ -10,7 +10,7 @@ The main script does the same when it ends. You can open the page from disk, wit
 from pathlib import Path
 
 import settings
-from run import health, page, run_files
+from run import page, run_files
 from run.plain_text import shown
 from settings import UserError
 
@@ -23,8 +23,7 @@ def main(arguments: list[str]) -> None:
     path = page.write(*folders)
     for run in map(page.read, folders):
         print(shown(f"{run.folder}: {'; '.join(run.headline)}"))
-        lines = list(health.history(run.log, run.constants))
-        print(shown("\n".join(lines)) or f"{len(run.log)} steps, and nothing to report")
+        print(shown("\n".join(run.health)) or f"{len(run.log)} steps, and nothing to report")
     print(f"page     {path}")
 
 

@@ -113,20 +113,13 @@ function axisTop(values) {
 }
 const measuredIn = (values) => (values ?? []).filter((value) => value !== null);
 
-// The 95 % interval of a share of n questions (Wilson 1927, JASA 22, p. 209).
-function interval(share, n, z = 1.959964) {
-  if (share === null) return null;
-  const middle = share + z * z / (2 * n), half = z * Math.sqrt((share * (1 - share) + z * z / (4 * n)) / n), whole = 1 + z * z / n;
-  return [Math.max(0, middle - half) / whole, Math.min(whole, middle + half) / whole];
-}
-
 // Of two runs each chart has the first column of both; of one run all of its columns.
 function linesOf(names) {
   const [first] = Object.keys(names);
   const wanted = data.kind === "compare" ? data.runs.map((run, i) => [run, first, plain(data.names[i])])
     : Object.keys(names).map((name) => [data, name, tell(names[name])]);
   return wanted.map(([run, name, label], i) => ({
-    label, kind: CLASSES[i], steps: run.columns.step ?? [], values: run.columns[name] ?? [], ranges: name.startsWith("held_out") ? (run.columns[name] ?? []).map((share) => interval(share, run.held_out)) : [],
+    label, kind: CLASSES[i], steps: run.columns.step ?? [], values: run.columns[name] ?? [], ranges: run.intervals?.[name] ?? [],
   })).filter(({ values }) => data.kind === "compare" || measuredIn(values).length);
 }
 
