@@ -130,7 +130,7 @@ def work_out(steps: list[tuple[str, int]]) -> tuple[str, int]:
 
 
 def solve(test: set[str], rng: random.Random) -> list[tuple[str, bool]]:
-    """A question that isn't in `test`, and one imperfect demonstration: texts, and whether to train on them."""
+    """A question not in `test` and one imperfect demonstration: texts, and whether to train on them."""
     question = None
     while question is None or question in test:
         question, steps, kind, thing = make_problem(rng)
