@@ -108,12 +108,6 @@ def test_the_laptop_job_is_planned_in_full_and_leaves_nothing(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_hosts_that_only_the_tpu_vm_has_are_left_unchecked_elsewhere(capsys):
-    demo.main([*EIGHT_B, "DISTRIBUTED=True"])
-    said = capsys.readouterr().out
-    assert said.startswith("hosts    unchecked (DISTRIBUTED=True: ") and "nothing but memory" in said
-
-
 @pytest.mark.parametrize(
     ("arguments", "remedy"),
     [

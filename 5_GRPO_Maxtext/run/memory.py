@@ -39,16 +39,17 @@ def machine_of(name: str) -> Machine:
 
 def machines(c) -> list[Machine]:
     """MACHINE, or this machine's TPU or GPUs, or else all SLICES."""
-    here = devices.attached()
+    here, names = devices.attached(), SLICES
     if c.MACHINE:
-        return [machine_of(c.MACHINE)]
-    if here.platform == "gpu":
+        names = [c.MACHINE]
+    elif here.platform == "gpu":
         return [here._replace(gib=jax.devices()[0].memory_stats()["bytes_limit"] / GIB)]
-    if here.platform == "tpu":
+    elif here.platform == "tpu":
         family = next((name for name, chip in CHIPS.items() if here.name in chip.kinds), "v6e")
-        return [machine_of(f"{family}-{here.chips * CHIPS[family].counts}")]
-    print("devices  no TPU here: planned for " + ", ".join(SLICES))
-    return [machine_of(name) for name in SLICES]
+        names = [f"{family}-{here.chips * CHIPS[family].counts}"]
+    else:
+        print("devices  no TPU here: planned for " + ", ".join(SLICES))
+    return [machine_of(name) for name in names]
 
 
 # %% Models -------------------------------------------------------------------------------------------------

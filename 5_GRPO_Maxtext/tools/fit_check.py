@@ -42,14 +42,9 @@ from typing import Any, Literal
 # Before jax is imported: run on the CPU, and let the compilers work without looking for a chip or a cloud.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.update(
-    CUDA_VISIBLE_DEVICES="-1",
-    TPU_SKIP_MDS_QUERY="1",
-    TPU_ACCELERATOR_TYPE="v5p-8",
-    TPU_WORKER_HOSTNAMES="localhost",
-    TPU_WORKER_ID="0",
-    ALLOW_MULTIPLE_LIBTPU_LOAD="1",
-    TPU_LOG_DIR="disabled",
-)
+    CUDA_VISIBLE_DEVICES="-1", TPU_SKIP_MDS_QUERY="1", TPU_ACCELERATOR_TYPE="v5p-8", TPU_WORKER_ID="0",
+    TPU_WORKER_HOSTNAMES="localhost", ALLOW_MULTIPLE_LIBTPU_LOAD="1", TPU_LOG_DIR="disabled",
+)  # fmt: skip
 
 import settings  # before jax: sets XLA's flags  # isort: skip
 import jax
@@ -239,8 +234,8 @@ def abstract_vllm_state(model, mesh, dtype) -> nnx.State:
         spec = P(*("fsdp" if axis == "model" and n % mesh.shape["fsdp"] == 0 else None for axis, n in kept))
         value = jax.ShapeDtypeStruct([n for _, n in kept], dtype, sharding=NamedSharding(mesh, spec))
         for layer in range(dict(sizes).get("layer", 1)):  # without an axis of layers the name has no *
-            key = name.replace("*", str(layer))
-            flat[tuple(int(k) if k.isdigit() else k for k in key.split("."))] = nnx.Param(value)
+            key = name.replace("*", str(layer)).split(".")
+            flat[tuple(int(k) if k.isdigit() else k for k in key)] = nnx.Param(value)
     return nnx.State.from_flat_path(flat)
 
 
@@ -258,28 +253,26 @@ device_description_str: "{name}"
 def devices_of(machine: memory.Machine) -> list:
     """The devices of a TPU slice or NVIDIA cards we don't have; UserError without their compiler."""
     if card := memory.CARDS.get(machine.kind):
+        constant, python = "CARDS", ".venv-fit-cards"
         major, minor = card["capability"].split(".")
         numbers = " ".join(f"{name}: {card[name]}" for name in list(card)[3:-1])
         target = TARGET.format(major=major, minor=minor, numbers=numbers, name=card["name"])
         grid = f"1x1x{machine.chips}"
         description = dict(platform="cuda", topology_name="", target_config=target, topology=grid)
     else:
+        constant, python = "TOPOLOGIES", ".venv-fit"
         try:
             spec = accelerator_to_spec_map.get_system_characteristics(machine.name)
         except (KeyError, ValueError):
             raise UserError(f"TOPOLOGIES={machine.name}: MaxText's list has no such TPU slice") from None
-        description = dict(
-            platform="tpu", topology_name=spec.topology_name, chip_config_name=spec.chip_config_name,
-            chips_per_host_bounds=spec.chips_per_host_bounds,
-        )  # fmt: skip
+        names = "topology_name", "chip_config_name", "chips_per_host_bounds"
+        description = dict(platform="tpu", **{name: getattr(spec, name) for name in names})
     try:
         return list(topologies.get_topology_desc(**description).devices)
     except Exception as error:  # jax has no type of its own for a plugin that is not there
-        constant, python = ("CARDS", ".venv-fit-cards") if card else ("TOPOLOGIES", ".venv-fit")
-        raise UserError(
-            f"{constant}={machine.name}: its compiler does not start ({str(error).splitlines()[0]}); run "
-            f"`make fit-setup`, then {python}/bin/python"
-        ) from None
+        fault = f"its compiler does not start ({str(error).splitlines()[0]})"
+        remedy = f"run `make fit-setup`, then {python}/bin/python"
+        raise UserError(f"{constant}={machine.name}: {fault}; {remedy}") from None
 
 
 def compile_program(jitted: Callable, arguments: tuple, limit: float = math.inf, card: bool = False):
@@ -393,9 +386,8 @@ def largest(name: str, algorithm: str, arguments: Sequence[str]) -> tuple[list[d
 # %% Main ---------------------------------------------------------------------------------------------------
 def committed_cases(file: str) -> dict[tuple, list[dict]]:
     """Rows of a file in assets/ by case: machine, algorithm, and the constants that aren't searched for."""
-    found = {}
+    found, searched = {}, SEARCHED if memory.FIT_FILES[file] else ()
     for row in memory.fit_rows(file):
-        searched = SEARCHED if memory.FIT_FILES[file] else ()
         constants = tuple(text for text in row["constants"].split() if not text.startswith(searched))
         found.setdefault((row["machine"], row["algorithm"], constants), []).append(row)
     return found
