@@ -48,11 +48,8 @@ PartitionName=all Nodes=ALL Default=YES State=UP
 """
 # one CPU device a task, and the remains of a start by hand, which must not count
 ENVIRONMENT = {
-    "JAX_PLATFORMS": "cpu",
-    "XLA_FLAGS": "",
-    "JAX_COORDINATOR_ADDRESS": "nowhere:1",
-    "JAX_PROCESS_ID": "0",
-}
+    "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "JAX_COORDINATOR_ADDRESS": "nowhere:1", "JAX_PROCESS_ID": "0",
+}  # fmt: skip
 
 
 def wait_for(condition, what):
@@ -73,7 +70,7 @@ def free_ports(count):
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """SLURM's own environment variable, while its daemons run."""
+    """The environment of a job, while SLURM's daemons run."""
     folder = tmp_path_factory.mktemp("slurm")
     for name in ("state", "spool"):
         (folder / name).mkdir()
@@ -84,12 +81,11 @@ def cluster(tmp_path_factory):
     subprocess.run(["mungekey", "--create", f"--keyfile={folder}/munge.key"], check=True)
     files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "seed-file": "seed", "log-file": "log"}
     munged = [f"--{option}={folder}/munge.{name}" for option, name in files.items()]
-    variables = {"SLURM_CONF": str(config)}
+    variables = os.environ | ENVIRONMENT | {"SLURM_CONF": str(config)}
 
     def is_idle():
         sinfo = ("sinfo", "--noheader", "--format=%T")
-        done = subprocess.run(sinfo, env=os.environ | variables, capture_output=True, text=True)
-        return done.stdout.strip() == "idle"
+        return subprocess.run(sinfo, env=variables, capture_output=True, text=True).stdout.strip() == "idle"
 
     with contextlib.ExitStack() as running:
         for name, *options in (
@@ -106,46 +102,45 @@ def cluster(tmp_path_factory):
         wait_for(is_idle, f"SLURM does not start; see {folder}")
         yield variables
         # a job would outlive the daemons
-        subprocess.run(["scancel", f"--user={getpass.getuser()}"], env=os.environ | variables, check=True)
+        subprocess.run(["scancel", f"--user={getpass.getuser()}"], env=variables, check=True)
         wait_for(is_idle, "a job does not end")
 
 
 @pytest.fixture
 def job(cluster, tmp_path):
-    return Job(cluster, tmp_path)
+    """A job of slurm.sh that has saved its first checkpoint; the row of its step was in the log before."""
+    job = Job(cluster, tmp_path)
+    wait_for(lambda: SAVED in job.saved(), "no checkpoint")
+    assert SAVED in job.seconds() and STEPS not in job.seconds()
+    return job
 
 
 class Job:
-    """A job of slurm.sh in a folder that looks like the repository's."""
+    """A job of slurm.sh, submitted in a folder that looks like the repository's."""
 
     def __init__(self, variables, folder):
-        self.variables, self.folder = os.environ | ENVIRONMENT | variables, folder
+        self.variables, self.folder = variables, folder
         (folder / ".venv").symlink_to(sys.prefix)
         (folder / settings.HERE.name).symlink_to(settings.HERE)
+        script = f"{settings.HERE.name}/launch/slurm.sh"
+        options = ("--parsable", "--nodes=1", "--ntasks-per-node=2")  # both tasks on this machine
+        self.number = self.ask("sbatch", *options, script, *ARGUMENTS)
+        self.run = self.folder / "runs" / f"slurm_{self.number}"
 
     def ask(self, *command):
         done = subprocess.run(command, env=self.variables, cwd=self.folder, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
-    def submit(self, *arguments):
-        script = f"{settings.HERE.name}/launch/slurm.sh"
-        options = ("--parsable", "--nodes=1", "--ntasks-per-node=2")  # both tasks on this machine
-        self.number = self.ask("sbatch", *options, script, *arguments)
-        self.run = self.folder / "runs" / f"slurm_{self.number}"
-
-    def state(self):
-        shown = self.ask("scontrol", "show", "job", self.number, "--oneliner")
-        return dict(re.findall(r"(\w+)=(\S*)", shown))
-
     def output(self):
         return (self.folder / f"slurm-{self.number}.out").read_text()
 
-    def end(self):
-        """Waits for it; (state, exit code, restarts)."""
-        wait_for(lambda: self.state()["JobState"] in ("COMPLETED", "FAILED"), "the job does not end")
-        state = self.state()
-        return state["JobState"], state["ExitCode"], int(state["Restarts"])
+    def ended(self):
+        """Once it has: state, exit code, restarts."""
+        shown = self.ask("scontrol", "show", "job", self.number, "--oneliner")
+        state = dict(re.findall(r"(\w+)=(\S*)", shown))
+        over = state["JobState"] in ("COMPLETED", "FAILED")
+        return (state["JobState"], state["ExitCode"], state["Restarts"]) if over else None
 
     def seconds(self):
         """The time that each step in the first host's log took; it tells a step that was computed again."""
@@ -156,12 +151,6 @@ class Job:
         folder = self.run / "checkpoints"
         return sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit())
 
-    def wait_until_saved(self):
-        """Until the first checkpoint is there; the row of its step was there before."""
-        wait_for(lambda: SAVED in self.saved(), "no checkpoint")
-        assert SAVED in self.seconds()
-        assert STEPS not in self.seconds()
-
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
@@ -171,12 +160,18 @@ def alone(tmp_path_factory):
     return read_log(folder / "train_log.csv")
 
 
-def assert_same_curves(job, alone):
-    """On both hosts, every figure but time, memory and `mismatch`, which is itself an error of rounding.
+def assert_went_on(job, alone, after, before):
+    """The job ended after one restart, and went on after the step `after`; its curves are those of `alone`.
 
-    Sums in another order differ by about 1e-7 of them; Adam makes up to 1e-5 of that within these steps. One
-    other token in one answer moves the length by 2e-3 of it.
+    On both hosts, every figure but time, memory and `mismatch`, which is itself an error of rounding. Sums in
+    another order differ by about 1e-7 of them; Adam makes up to 1e-5 of that within these steps. One other
+    token in one answer moves the length by 2e-3 of it.
     """
+    assert wait_for(job.ended, "the job does not end") == ("COMPLETED", "0:0", "1"), job.output()
+    assert f"run      {STEPS} steps on 2 cpu device(s)" in job.output()
+    assert job.output().count(f"going on after step {after} of {STEPS}") == 1
+    assert all((before[step] == seconds) == (step <= after) for step, seconds in job.seconds().items()
+               if step in before)  # fmt: skip
     other = ("seconds", "tokens_per_second", "memory", "mismatch")
     names = [name for name in alone[0] if not name.startswith(other)]
     assert {"step", "reward", "loss", "kl", "entropy", "grad_norm", "length"} < set(names)
@@ -188,37 +183,19 @@ def assert_same_curves(job, alone):
             np.testing.assert_allclose(mine, expected, rtol=1e-4, atol=1e-7, err_msg=name)
 
 
-def test_two_tasks_train_as_one(job, alone):
-    job.submit(*ARGUMENTS)
-    assert job.end() == ("COMPLETED", "0:0", 0), job.output()
-    assert f"run      {STEPS} steps on 2 cpu device(s)" in job.output()
-    assert_same_curves(job, alone)
-
-
-def test_a_killed_task_sends_the_job_back_into_the_queue_and_it_goes_on(job, alone):
-    job.submit(*ARGUMENTS)
-    job.wait_until_saved()
+def test_a_killed_task_sends_the_job_back_into_the_queue_and_both_train_as_one(job, alone):
     before = job.seconds()
     # PID JOBID STEPID LOCALID GLOBALID; the batch script is in the list, too
     processes = [line.split() for line in job.ask("scontrol", "listpids", job.number).splitlines()[1:]]
     [second] = [int(pid) for pid, _, step, _, task in processes if (step, task) == ("0", "1")]
     os.kill(second, 9)
-    assert job.end() == ("COMPLETED", "0:0", 1), job.output()
-    assert job.output().count(f"going on after step {SAVED} of {STEPS}") == 1
-    after = job.seconds()
-    assert all((before[step] == after[step]) == (step <= SAVED) for step in before)
-    assert_same_curves(job, alone)
+    assert_went_on(job, alone, SAVED, before)
 
 
 def test_sigterm_saves_the_step_in_progress_and_the_job_goes_on(job, alone):
     """What --signal sends ahead of the time limit."""
-    job.submit(*ARGUMENTS)
-    job.wait_until_saved()
     job.ask("scancel", "--signal=TERM", job.number)
     wait_for(lambda: "exit code 130; putting" in job.output(), "the tasks do not stop")
     stopped, before = job.saved()[-1], job.seconds()
     assert SAVED < stopped < STEPS and list(before) == list(range(1, stopped + 1))
-    assert job.end() == ("COMPLETED", "0:0", 1), job.output()
-    assert f"going on after step {stopped} of {STEPS}" in job.output()
-    assert {step: value for step, value in job.seconds().items() if step <= stopped} == before
-    assert_same_curves(job, alone)
+    assert_went_on(job, alone, stopped, before)

@@ -1,7 +1,7 @@
 """The fit check compiles the main script's own programs, and its committed tables say what the pages say."""
 
-import csv
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,14 +9,11 @@ from pathlib import Path
 import pages
 import pytest
 
-import grpo_llama3_1_8b_demo as demo
 import settings
 from run import memory
 from settings import UserError
 from tools import fit_check as fit
 
-HERE = Path(__file__).resolve().parent
-FULL = "LORA_RANK=0 BATCH_SIZE=2 TRAIN_MICRO_BATCH_SIZE=0"  # all weights, in one gradient pass
 CARDS_PYTHON = settings.HERE.parent / ".venv-fit-cards" / "bin" / "python"
 
 
@@ -32,18 +29,11 @@ def test_what_is_compiled_is_what_trains(tmp_path, trained):
     flags = "--xla_force_host_platform_device_count=8 --xla_cpu_multi_thread_eigen=false"
     quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     done = subprocess.run(
-        [sys.executable, HERE / "fit_step_on_8_devices.py", "run", trained],
+        [sys.executable, Path(__file__).with_name("fit_step_on_8_devices.py"), "run", trained],
         cwd=tmp_path, env=os.environ | {"XLA_FLAGS": f"{flags} {quick}", "JAX_PLATFORMS": "cpu"},
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines()[-5:] == [
-        "the same arrays in the same places",
-        "the same step, bit for bit",
-        "the same reference log-probs",
-        "as many weights for vLLM, where its map puts them",
-        "the same bytes",
-    ]
 
 
 def test_the_estimate_is_what_the_compiler_gives_an_update_to_begin_with():
@@ -53,8 +43,8 @@ def test_the_estimate_is_what_the_compiler_gives_an_update_to_begin_with():
             continue
         c, chips = settings.read(fit.Constants, row["constants"].split()), int(row["chips"].split()[0])
         hf = memory.published_config(c.MODEL) or fit.dry_run.find_model(c.MODEL, weights=False)[1]
-        d, q, kv = (hf.head_dim * n for n in (0, hf.num_attention_heads, hf.num_key_value_heads))
         d, L = hf.hidden_size, hf.num_hidden_layers
+        q, kv = (hf.head_dim * n for n in (hf.num_attention_heads, hf.num_key_value_heads))
         norms = 2 * d + 2 * hf.head_dim * (hf.model_type == "qwen3")
         layer = 2 * d * (q + kv) + 3 * d * hf.intermediate_size + norms
         parameters = (2 - hf.tie_word_embeddings) * hf.vocab_size * d + d + L * layer
@@ -62,39 +52,34 @@ def test_the_estimate_is_what_the_compiler_gives_an_update_to_begin_with():
         assert ours == pytest.approx(float(row["arguments"]), rel=0.07, abs=0.02), row
 
 
-def test_the_defaults_fit_one_host_with_their_share_for_vllm_and_a_critic_does_not_fit_v6e_8():
-    rows = {(r["machine"], r["algorithm"], r["constants"], r["program"]): r for r in table("fit_check.csv")}
-    share = settings.defaults(demo.Constants, "tpu")["HBM_UTILIZATION_VLLM"]
-    for name in ("v5p-8", "v6e-8"):
-        for program in ("update", "reference", "sync"):
-            assert all(float(rows[name, "GRPO", given, program]["left"]) > 0 for given in ("", FULL))
-        update = rows[name, "GRPO", "", "update"]
-        assert float(update["vllm_least"]) <= share <= float(update["vllm_most"])
-    assert float(rows["v6e-8", "PPO", FULL, "update"]["left"]) < 0
-
-
 @pytest.mark.parametrize("language", pages.LANGUAGES)
-def test_the_readmes_table_is_the_committed_one(language):
-    text = pages.text(settings.HERE, language)
+def test_the_pages_tables_are_the_committed_ones(language):
+    """Each update's row; of the rungs a cell each: the most answers per pass, vLLM's share beside them."""
+    text, lines = pages.text(settings.HERE, language).replace("  ", " "), {}
     for row in table("fit_check.csv"):
         if row["program"] == "update":
             given = f"`{row['constants']}`" if row["constants"] else ""
             cells = [row["machine"], row["algorithm"], given, row["chips"], row["arguments"] or "",
                      row["temporaries"] or "", row["peak"], row["limit"], row["left"]]  # fmt: skip
-            assert "| " + " | ".join(cells).replace("  ", " ") + " |" in text.replace("  ", " "), cells
+            assert f"| {' | '.join(cells)} |".replace("  ", " ") in text, cells
+    for row in table("fit_rungs.csv"):
+        given = dict(argument.split("=") for argument in row["constants"].split())
+        least, most = float(row["vllm_least"]), float(row["vllm_most"])
+        cell = f"{int(given['BATCH_SIZE']) * int(given['NUM_GENERATIONS'])}: "
+        cell += f"{least:.2f} – {most:.2f}" if least <= most else "✗"
+        cell = cell if float(row["left"]) >= 0 else "–"
+        # the first row of a case is the largest that fits
+        lines.setdefault(row["machine"], {}).setdefault((given["MODEL"], given["LORA_RANK"]), cell)
+    assert len({tuple(cells) for cells in lines.values()}) == 1  # the columns
+    for machine, cells in lines.items():
+        assert f"| {machine} | {' | '.join(cells.values())} |" in text
 
 
-def test_constants_beside_write_are_refused():
-    with pytest.raises(UserError, match=r"^WRITE=fit_cards.csv: .* leave out all else"):
-        fit.main(["WRITE=fit_cards.csv", "BATCH_SIZE=1"])
-
-
-@pytest.mark.parametrize("file", memory.FIT_FILES)
-def test_a_file_is_compiled_case_by_case_and_goes_on_where_it_stopped(monkeypatch, tmp_path, file):
+def test_a_file_is_compiled_case_by_case_and_goes_on_where_it_stopped(monkeypatch, tmp_path):
     """What compiles is replaced, and stops at the third case; all else runs, over a copy of the file."""
-    cases, asked = list(fit.committed_cases(file)), []
+    file, cases, asked = "fit_cards.csv", list(fit.committed_cases("fit_cards.csv")), []
     (tmp_path / "assets").mkdir()
-    (tmp_path / "assets" / file).write_bytes((settings.HERE / "assets" / file).read_bytes())
+    shutil.copy(settings.HERE / "assets" / file, tmp_path / "assets")
     monkeypatch.setattr(memory, "HERE", tmp_path)
     monkeypatch.setattr(settings, "HERE", tmp_path)
 
@@ -102,23 +87,21 @@ def test_a_file_is_compiled_case_by_case_and_goes_on_where_it_stopped(monkeypatc
         asked.append(case)
         if len(asked) == 3:
             raise KeyboardInterrupt
-        machine, algorithm, constants = case
-        return [dict(machine=machine, algorithm=algorithm, constants=" ".join(constants), peak=1 / 3,
-                     compiled="2099-01-01")], "yes"  # fmt: skip
+        names = dict(zip(("machine", "algorithm", "constants"), (*case[:2], " ".join(case[2]))))
+        return [names | dict(peak=1 / 3, compiled="2099-01-01")], "yes"
 
-    monkeypatch.setattr(fit, "largest" if memory.FIT_FILES[file] else "check", one_row)
+    monkeypatch.setattr(fit, "largest", one_row)
     with pytest.raises(KeyboardInterrupt):
         fit.main([f"WRITE={file}"])
     fit.main([f"WRITE={file}", "SINCE=2099-01-01"])
     assert asked == [*cases[:3], *cases[2:]] and list(fit.committed_cases(file)) == cases
-    with open(tmp_path / "assets" / file, newline="") as opened:
-        assert [row["peak"] for row in csv.DictReader(opened)] == ["0.33"] * len(cases)
+    assert [row["peak"] for row in memory.fit_rows(file)] == ["0.33"] * len(cases)
 
 
 @pytest.mark.parametrize(
     ("name", "held", "answers"),
     [("v5e-1", 5, [4, 8]), ("v5e-8", 5, [32, 64]), ("v5e-1", 1, [2, 4]), ("v5e-1", 100, [64]),
-     ("t4", 100, [64, 128]), ("8xh100", 100, [512]), ("t4", 1, [8, 16])],
+     ("8xh100", 100, [512]), ("t4", 1, [8, 16])],
 )  # fmt: skip
 def test_the_largest_batch_is_found_by_halving(monkeypatch, name, held, answers):
     """A chip holds `held` answers: so many fit, and twice as many don't; one answer is no group."""
@@ -126,11 +109,10 @@ def test_the_largest_batch_is_found_by_halving(monkeypatch, name, held, answers)
     def check(name, algorithm, arguments, only=""):
         given = {"NUM_GENERATIONS": 8} | dict(argument.split("=") for argument in arguments)
         asked = int(given["BATCH_SIZE"]) * int(given["NUM_GENERATIONS"])
-        assert given["MODEL"] == "m"
         return [dict(answers=asked, left=held - asked / memory.machine_of(name).chips)], f"{asked} answers"
 
     monkeypatch.setattr(fit, "check", check)
-    rows, said = fit.largest(name, "GRPO", ["MODEL=m"])
+    rows, said = fit.largest(name, "GRPO", [])
     assert [row["answers"] for row in rows] == answers and said == f"{answers[0]} answers"
 
 
@@ -145,9 +127,11 @@ import jax
 from tools import fit_check
 device = jax.sharding.SingleDeviceSharding(fit_check.devices_of(fit_check.memory.machine_of("t4"))[0])
 x = jax.ShapeDtypeStruct((4096, 4096), "float32", sharding=device)
-fits, _ = fit_check.compile_program(jax.jit(lambda x: x @ x), (x,), 13.0, card=True)
-refused, _ = fit_check.compile_program(jax.jit(lambda x: x @ x), (x,), 0.06, card=True)
-print(device.device_set.pop().device_kind, fits, refused)
+fits, refused = (
+    fit_check.compile_program(jax.jit(lambda x: x @ x), (x,), limit, card=True)[0] for limit in (13.0, 0.06)
+)
+assert device.device_set.pop().device_kind == "Tesla T4" and refused == {"peak": 0.0625}
+assert fits["arguments"] == 0.0625 and 0.125 <= fits["peak"] < 0.2, fits
 """
 
 
@@ -157,36 +141,3 @@ def test_a_program_is_compiled_for_a_card_that_is_not_here():
         pytest.skip("no .venv-fit-cards: `make fit-setup` installs the compiler for NVIDIA cards")
     done = subprocess.run([CARDS_PYTHON, "-c", COMPILES], cwd=settings.HERE, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    said = done.stdout.splitlines()[-1]
-    assert said.startswith("Tesla T4 {'arguments': 0.0625, ") and said.endswith(" {'peak': 0.0625}")
-    assert 0.125 <= float(said.split("'peak': ")[1].split("}")[0]) < 0.2
-
-
-def by_rung():
-    """Rows of fit_rungs.csv by slice and constants: the most answers that fit, and twice as many."""
-    found = {}
-    for row in table("fit_rungs.csv"):
-        model, rank, *_ = row["constants"].split()
-        given = dict(argument.split("=") for argument in row["constants"].split())
-        row["answers"] = int(given["BATCH_SIZE"]) * int(given["NUM_GENERATIONS"])
-        found.setdefault((row["machine"], f"{model} {rank}"), []).append(row)
-    return found
-
-
-@pytest.mark.parametrize("language", pages.LANGUAGES)
-def test_the_readmes_rungs_are_the_committed_ones(language):
-    """A line per slice, a cell per model: the most answers per pass, and vLLM's share beside them."""
-    text = pages.text(settings.HERE, language)
-    lines, models = {}, {}
-    for (machine, model), rows in by_rung().items():
-        row = rows[0]
-        least, most = float(row["vllm_least"]), float(row["vllm_most"])
-        share = f"{least:.2f} – {most:.2f}" if least <= most else "✗"
-        fits = float(row["left"]) >= 0
-        lines.setdefault(machine, []).append(f"{row['answers']}: {share}" if fits else "–")
-        models.setdefault(machine, []).append(model)
-    assert len(lines) == 6 and len({tuple(names) for names in models.values()}) == 1  # the columns
-    for machine, cells in lines.items():
-        assert f"| {machine} | {' | '.join(cells)} |" in text
-    shown = by_rung()["v5e-1", "MODEL=Qwen/Qwen3-0.6B LORA_RANK=32"][0]
-    assert f"fit_check TOPOLOGIES=v5e-1 {shown['constants']}\n" in text

@@ -13,18 +13,15 @@ import subprocess
 import sys
 import tarfile
 import time
-import types
 from pathlib import Path
 
-import jax
 import numpy as np
 import pages
 import pytest
 
 import grpo_llama3_1_8b_demo as demo
 import settings
-from model import devices, llama
-from run import checks, cost, memory
+from run import cost, dry_run, memory
 from run.machine import named
 
 LAUNCH = settings.HERE / "launch"
@@ -96,16 +93,14 @@ def test_a_tpu_vm_runs_resumes_from_the_bucket_and_is_not_deleted_before_its_res
     assert desk.run("tpu_vm.sh", "copy")[0] == desk.run("tpu_vm.sh", "setup")[0] == 0
     with tarfile.open(desk.vm / "course.tar.gz") as archive:
         assert DEMO in archive.getnames()
-    start = time.monotonic()
-    given = ["NUM_BATCHES=20", "TEMPLATE={question} now"]
+    start, given = time.monotonic(), ["NUM_BATCHES=20", "TEMPLATE={question} now"]
     code, error, _ = desk.run("tpu_vm.sh", "run", *given, BUCKET="gs://b/x")
     assert code == 0 and time.monotonic() - start < 15, error  # the run itself takes 20 s
-    asked = desk.vm / "course" / "asked"
     while not (desk.vm / "course" / "runs" / "grpo" / "report.html").exists():
         assert time.monotonic() - start < 15
         time.sleep(0.05)
     ours = f"RUN_DIR=runs/grpo CHECKPOINT_DIR=gs://b/x MODEL={memory.LLAMA_3_1_8B} DATASET=gsm8k"
-    assert asked.read_text() == f"secret {DEMO} {ours} {' '.join(given)}\n"
+    assert (desk.vm / "course" / "asked").read_text() == f"secret {DEMO} {ours} {' '.join(given)}\n"
 
     code, error, calls = desk.run("tpu_vm.sh", "delete", BROKEN="gcloud")
     assert code == 2 and "nothing was deleted" in error and not any("delete" in call for call in calls)
@@ -142,8 +137,7 @@ def test_slurm_puts_a_job_back_unless_the_script_refused_or_it_has_restarted_ten
 def workload(desk, *arguments, **environment):
     environment |= {"BUCKET": "gs://b/x", "TPU": "v5p-64"}
     code, error, calls = desk.run("gke_xpk.sh", "workload", *arguments, **environment)
-    [xpk] = [call for call in calls if call[0] == "xpk"] or [[]]
-    return code, error, xpk
+    return code, error, next((call for call in calls if call[0] == "xpk"), [])
 
 
 def test_pathways_takes_the_images_of_our_jax_and_claims_no_restart(desk):
@@ -159,7 +153,7 @@ def test_pathways_takes_the_images_of_our_jax_and_claims_no_restart(desk):
     assert "--max-restarts=10" in call and not any("image=us-docker" in word for word in call)
 
 
-@pytest.mark.parametrize("ends_with", [0, 2, 137])
+@pytest.mark.parametrize("ends_with", [0, 137])
 def test_on_gke_the_report_reaches_the_bucket_however_the_run_ends(desk, tmp_path, ends_with):
     """What XPK would put into the pod's YAML, run by bash with a Python that records."""
     _, _, call = workload(desk, "NUM_BATCHES=20")
@@ -193,12 +187,6 @@ COMMAND = re.compile(
     r"^(?:# +|!)?((?:\w+=\S+ )*(?:bash|sbatch|\S*python) 5_GRPO_Maxtext/(?:launch/|grpo_llama)[^#\n]*)"
     r"(?:# *(\S+))?|TPU=(\S+)", re.M,
 )  # fmt: skip
-PARAMETERS = {memory.LLAMA_3_1_8B: 8_030_261_248, "Qwen/Qwen3-0.6B": 596_049_920}
-MACHINES = {  # backend, device_kind, devices, GiB that a program may use
-    "v6e-8": ("tpu", "TPU v6 lite", 8, 31.24), "v5e-1": ("tpu", "TPU v5 lite", 1, 15.75),
-    "v5p-64": ("tpu", "TPU v5p", 32, 95.73), "t4": ("gpu", "Tesla T4", 1, 14.7),
-    "h100": ("gpu", "NVIDIA H100 80GB HBM3", 1, 79.1), "8xh100": ("gpu", "NVIDIA H100 80GB HBM3", 8, 79.1),
-}  # fmt: skip
 
 
 def printed():
@@ -209,7 +197,7 @@ def printed():
         for command, remark, exported in COMMAND.findall(path.read_text()):
             tpu = exported or tpu
             if command:
-                machine = remark if remark in MACHINES else tpu if "launch/" in command else ""
+                machine = remark if named(remark) else tpu if "launch/" in command else ""
                 found[command.strip(), machine] = path.name
     return [pytest.param(*key, id=f"{name}-{i}") for i, (key, name) in enumerate(found.items())]
 
@@ -232,30 +220,15 @@ def constants_of(desk, words, machine):
 
 @pytest.mark.parametrize("command, machine", printed())
 def test_every_printed_command_is_accepted_for_its_machine(desk, monkeypatch, command, machine):
-    """Settings, launch script, attention, device plan and memory, with as many devices as the machine has."""
+    """By a dry run for it; the bucket of the example doesn't exist."""
     monkeypatch.chdir(desk.folder)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(dry_run, "check_bucket", lambda address: None)
     arguments = constants_of(desk, shlex.split(command), machine)
-    if arguments is None:
-        return
-    arguments = list(itertools.takewhile(lambda word: re.match(r"[A-Z][A-Z0-9_]*=", word), arguments))
-    c = settings.read(demo.Constants, arguments)
-    if not machine:
-        assert settings.is_small(c.MODEL)
-        return demo.main([*arguments, "DISTRIBUTED=False", "DRY_RUN=True"])
-    backend, kind, count, gib = MACHINES[machine]
-    device = types.SimpleNamespace(
-        device_kind=kind, memory_stats=lambda: {"bytes_limit": gib * memory.GIB},
-        compute_capability=named(machine).capability,
-    )  # fmt: skip
-    monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    monkeypatch.setattr(jax, "devices", lambda *backend: [device] * count)
-    monkeypatch.setattr(jax, "device_count", lambda: count)
-    c = settings.read(demo.Constants, arguments, machine=devices.machine_for(c))
-    checks.refuse(c)
-    devices.check_machine(c)
-    hf = memory.published_config(c.MODEL) or llama.load_hf_config(c.MODEL)[1]
-    memory.plan_memory(c, hf, PARAMETERS.get(c.MODEL, 0))
+    if arguments is not None:
+        constants = itertools.takewhile(lambda word: re.match(r"[A-Z][A-Z0-9_]*=", word), arguments)
+        elsewhere = f"MACHINE={machine}" if machine else "DISTRIBUTED=False"  # a laptop's job has no hosts
+        demo.main([*constants, elsewhere, "DRY_RUN=True"])
 
 
 # --- hours and dollars
@@ -264,7 +237,7 @@ def test_every_printed_command_is_accepted_for_its_machine(desk, monkeypatch, co
 def test_hours_and_dollars_of_the_8_b_run_by_hand_and_on_the_page():
     """v6e-8: 116 steps of 512 answers in 32 passes; evaluations of 4 x 1,319 and 7 x 2 x 512 answers."""
     c = settings.read(demo.Constants, [f"MODEL={memory.LLAMA_3_1_8B}"])
-    parameters, rate = PARAMETERS[memory.LLAMA_3_1_8B], 8 * 1400  # tokens per second
+    parameters, rate = 8_030_261_248, 8 * 1400  # tokens per second
     wave = 768 * 256 / rate
     arithmetic = 512 * 1024 * 8 * parameters / (8 * 918e12)
     gather = 32 * parameters * 2 * 7 / 8 / 448e9  # all passes, once
@@ -279,10 +252,8 @@ def test_hours_and_dollars_of_the_8_b_run_by_hand_and_on_the_page():
     assert [*found] == [*by_hand]
     np.testing.assert_allclose([*found.values()], np.array([*by_hand.values()]) / 3600, rtol=2e-4)  # 8.03e9
     for name, kind, chips, price in (("v6e-8", "v6e", 8, 21.6), ("v5p-8", "v5p", 4, 16.8)):
-        hours, dollars = cost.total(c, parameters, kind, chips)
-        assert dollars == pytest.approx([price * x for x in hours])
-        ranges = [*cost.hours(c, parameters, kind, chips).values(), hours]
-        cells = [f"{low:.1f} – {high:.1f}" for low, high in ranges] + ["{:.0f} – {:.0f}".format(*dollars)]
-        assert all(
-            f"| {name} | {' | '.join(cells)} |" in pages.text(settings.HERE, x) for x in pages.LANGUAGES
-        )
+        parts = [*cost.hours(c, parameters, kind, chips).values()]
+        cells = [f"{low:.1f} – {high:.1f}" for low, high in (*parts, sum(parts))]
+        cells.append("{:.0f} – {:.0f}".format(*price * sum(parts)))
+        for language in pages.LANGUAGES:
+            assert f"| {name} | {' | '.join(cells)} |" in pages.text(settings.HERE, language)

@@ -1,12 +1,9 @@
 """DRY_RUN=True: will the run start, and will it fit? Checks everything it can without training.
 
-That covers versions, model, access and tokenizer, data, prompt lengths, rewards, paths, disk, the chips
-against the mesh, memory and vLLM's share of it. It writes nothing. You can plan the 8 B job on any machine:
+Versions, model, access and tokenizer, data, prompt lengths, rewards, paths, disk, the chips against the mesh,
+memory and vLLM's share of it. It writes nothing. You can plan the 8 B job on any machine, in 8 s on one core:
 
-    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py DRY_RUN=True
     python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py DRY_RUN=True MODEL=meta-llama/Llama-3.1-8B-Instruct
-
-8 s on one core of an AMD EPYC, imports included.
 """
 
 import dataclasses
@@ -22,11 +19,11 @@ from etils import epath
 import settings
 from model import devices, llama, versions
 from run import checkpoints, checks, cost, memory, run_files, run_folder
+from run.machine import CHIPS
 from settings import UserError, find_path, reachable
 from task import prompts, questions, run_grader, task_rewards, turns
 
 
-# %% The checks, in the order of the run --------------------------------------------------------------------
 def dry_run(c, course: ModuleType) -> None:
     """Checks everything it can without training, prints what would happen, and changes nothing.
 
@@ -63,17 +60,13 @@ def dry_run(c, course: ModuleType) -> None:
         )
         check_paths(c, memory.trained_parameters(c, hf, parameters))
         fits = memory.plan_memory(c, hf, parameters)
-        say_cost(c, parameters, fits)
+        for name, kind, chips in (("v6e-8", "v6e", 8), ("v5p-8", "v5p", 4)):
+            if c.LORA_RANK and c.ROLLOUT_ENGINE == "vllm" and name in fits.partition("does not fit")[0]:
+                low, high = hours = sum(cost.hours(c, parameters, kind, chips).values())
+                least, most = CHIPS[kind].dollars * chips * hours
+                said = f"{low:.1f} to {high:.1f} h, {least:.0f} to {most:.0f} dollars on demand"
+                print(f"cost     {name}: {said}, by the formula in run/cost.py")
     print(f"dry run  nothing but memory can stop the run ({fits}); nothing was written")
-
-
-def say_cost(c, parameters: int, fits: str) -> None:
-    """Prints hours and dollars on the one-host slices that `fits` doesn't refuse."""
-    for name, kind, chips in (("v6e-8", "v6e", 8), ("v5p-8", "v5p", 4)):
-        if c.LORA_RANK and c.ROLLOUT_ENGINE == "vllm" and name in fits.partition("does not fit")[0]:
-            (low, high), (least, most) = cost.total(c, parameters, kind, chips)
-            said = f"{low:.1f} to {high:.1f} h, {least:.0f} to {most:.0f} dollars on demand"
-            print(f"cost     {name}: {said}, by the formula in run/cost.py")
 
 
 def on_target(c) -> bool:
@@ -91,22 +84,18 @@ def find_model(model: str, weights: bool):
     if not folder.is_dir():
         if reachable(huggingface_hub.constants.ENDPOINT):
             return (*llama.load_hf_config(model, weights=False), f"{model}, from the Hugging Face hub")
-        if path := settings.config_path(model):  # in the hub's cache
-            folder, source = path.parent, f"{model}, downloaded earlier to "
-        elif (published := memory.published_config(model)) is None:
-            raise UserError(
-                f"MODEL={model}: no such folder, and the Hugging Face hub is out of reach; give a folder"
-            )
-        else:
-            unchecked = "the hub is out of reach; published sizes from here, access and tokenizer unchecked"
-            return None, published, f"{model}: {unchecked}"
+        if not (path := settings.config_path(model)):  # it isn't in the hub's cache
+            if published := memory.published_config(model):
+                said = "the hub is out of reach; published sizes from here, access and tokenizer unchecked"
+                return None, published, f"{model}: {said}"
+            fault = "no such folder, and the Hugging Face hub is out of reach; give a folder"
+            raise UserError(f"MODEL={model}: {fault}")
+        folder, source = path.parent, f"{model}, downloaded earlier to "
     folder, hf = llama.load_hf_config(str(folder), weights)
-    source += str(folder)
     patterns = {"weights": "*.safetensors", "tokenizer": "tokenizer*.json"}
     missing = [name for name, pattern in patterns.items() if not (weights or list(folder.glob(pattern)))]
-    if missing:
-        source += f": no {' and no '.join(missing)} in it, unchecked"
-    return (None if "tokenizer" in missing else folder), hf, source
+    unchecked = f": no {' and no '.join(missing)} in it, unchecked" if missing else ""
+    return (None if "tokenizer" in missing else folder), hf, f"{source}{folder}{unchecked}"
 
 
 def check_data(c, course: ModuleType, tokenizer) -> None:
@@ -144,12 +133,11 @@ def check_paths(c, trained: int) -> None:
     folder = Path(c.RUN_DIR or "runs")
     if (folder / "constants.json").exists():
         run_folder.check_same_constants(c, run_files.read_constants(folder), folder)
-    folders = {"RUN_DIR": str(folder), "CHECKPOINT_DIR": c.CHECKPOINT_DIR}
-    if c.CHECKPOINT_DIR.startswith("gs://"):
-        check_bucket(folders.pop("CHECKPOINT_DIR"))
-    for constant, path in folders.items():
+    for constant, path in {"RUN_DIR": str(folder), "CHECKPOINT_DIR": c.CHECKPOINT_DIR}.items():
         place = memory.existing(Path(path))
-        if path and not (place.is_dir() and os.access(place, os.W_OK)):
+        if path.startswith("gs://"):
+            check_bucket(path)
+        elif path and not (place.is_dir() and os.access(place, os.W_OK)):
             fault = f"{place} is not a folder one may write to; choose another"
             raise UserError(f"{constant}={Path(path)}: {fault}")
     size = memory.checkpoint_bytes(c, trained)

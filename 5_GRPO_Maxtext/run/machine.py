@@ -67,41 +67,30 @@ def named(name: str) -> Machine | None:
     return Machine("tpu", name, 0.0, family, chips, CHIPS[family].gib) if chips else None
 
 
-def compiled_for(machine: Machine, model: str, rank: str) -> dict[str, str]:
-    """The constants of the largest batch that fits `machine` according to FITS; empty if not compiled.
-
-    `model` is MODEL without its revision, `rank` LORA_RANK.
-    """
-    left = {}
-    for row in rows_of(FITS) if FITS.exists() else ():
-        if row["machine"] == machine.name and row["algorithm"] == "GRPO":
-            left.setdefault(row["constants"], []).append(float(row["left"] or "-inf"))
-    runs = [dict(word.split("=") for word in text.split()) for text, gib in left.items() if min(gib) >= 0]
-    ours = [run for run in runs if (run.get("MODEL"), run.get("LORA_RANK")) == (model, rank)]
-    return max(ours, key=lambda run: int(run["BATCH_SIZE"]), default={})
-
-
 def changes(machine: Machine, given: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     """How a machine changes the tpu column: the new value of each changed constant, and why.
 
     `given` are the constants set by the user, as text or as values.
     """
-    if machine.platform == "gpu":
-        found = {
-            "ROLLOUT_ENGINE": ("maxtext", "vLLM's packages here are the TPU's"),
-            "ATTENTION": ("dot_product", "runs on every card"),
-            "TRAIN_MICRO_BATCH_SIZE": (1, "the smallest pass"),
-        }
-        if machine.capability < 8:
-            found["DTYPE"] = ("float32", "no bfloat16 units")
-        model, rank = (str(given.get(name, other)) for name, other in (("MODEL", ""), ("LORA_RANK", 32)))
-        if compiled := compiled_for(machine, model.partition("@")[0], rank):
-            found["BATCH_SIZE"] = compiled["BATCH_SIZE"], "the largest that fits, as compiled"
-        return found
-    if given.get("ROLLOUT_ENGINE") == "maxtext":
+    if machine.platform != "gpu":
         kernel = "autoselected" if machine.platform == "tpu" else "dot_product"
-        return {"ATTENTION": (kernel, "flash can't decode")}
-    return {}
+        ours = given.get("ROLLOUT_ENGINE") == "maxtext"
+        return {"ATTENTION": (kernel, "flash can't decode")} if ours else {}
+    found = {
+        "ROLLOUT_ENGINE": ("maxtext", "vLLM's packages here are the TPU's"),
+        "ATTENTION": ("dot_product", "runs on every card"),
+        "TRAIN_MICRO_BATCH_SIZE": (1, "the smallest pass"),
+    }
+    if machine.capability < 8:
+        found["DTYPE"] = ("float32", "no bfloat16 units")
+    asked = str(given.get("MODEL", "")).partition("@")[0], str(given.get("LORA_RANK", 32))
+    left = {}  # GiB beside each program, by constants
+    for row in rows_of(FITS) if FITS.exists() else ():
+        if (row["machine"], row["algorithm"]) == (machine.name, "GRPO"):
+            left.setdefault(row["constants"], []).append(float(row["left"] or "-inf"))
+    runs = [dict(word.split("=") for word in text.split()) for text, gib in left.items() if min(gib) >= 0]
+    sizes = [int(c["BATCH_SIZE"]) for c in runs if (c.get("MODEL"), c.get("LORA_RANK")) == asked]
+    return found | ({"BATCH_SIZE": (max(sizes), "the largest that fits, as compiled")} if sizes else {})
 
 
 def picked(machine: Machine, arguments: list[str]) -> str:

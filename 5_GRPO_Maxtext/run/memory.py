@@ -1,15 +1,14 @@
-"""Checks whether a step fits in a chip's memory, and the checkpoints on the disk.
+"""Checks whether a step fits in a chip's memory, and the checkpoints on the disk, without the machine.
 
-Nothing here needs the machine. `make fit-check` compiled the programs of a run (FIT_FILES); its results hold
-for every run of the same kind with the same or a smaller batch. For other runs there's only `estimate`, a
-lower bound from what's in memory whatever the batch.
-
-In every function `c` is the constants of the run, `hf` the checkpoint's config, and `parameters` the model's
-number of parameters.
+`make fit-check` compiled the programs of a run (FIT_FILES); its results hold for every run of the same kind
+with the same or a smaller batch. For others there's only `estimate`, a lower bound from what's in memory
+whatever the batch. In every function `c` is the constants of the run, `hf` the checkpoint's config, and
+`parameters` the model's number of parameters.
 """
 
 import json
 import math
+import operator
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,16 +39,17 @@ def machine_of(name: str) -> Machine:
 
 def machines(c) -> list[Machine]:
     """MACHINE, or this machine's TPU or GPUs, or else all SLICES."""
+    here, names = devices.attached(), SLICES
     if c.MACHINE:
-        return [machine_of(c.MACHINE)]
-    here = devices.attached()
-    if here.platform == "gpu":
+        names = [c.MACHINE]
+    elif here.platform == "gpu":
         return [here._replace(gib=jax.devices()[0].memory_stats()["bytes_limit"] / GIB)]
-    if here.platform == "tpu":
+    elif here.platform == "tpu":
         family = next((name for name, chip in CHIPS.items() if here.name in chip.kinds), "v6e")
-        return [machine_of(f"{family}-{here.chips * CHIPS[family].counts}")]
-    print("devices  no TPU here: planned for " + ", ".join(SLICES))
-    return [machine_of(name) for name in SLICES]
+        names = [f"{family}-{here.chips * CHIPS[family].counts}"]
+    else:
+        print("devices  no TPU here: planned for " + ", ".join(SLICES))
+    return [machine_of(name) for name in names]
 
 
 # %% Models -------------------------------------------------------------------------------------------------
@@ -99,11 +99,6 @@ def existing(path: Path) -> Path:
 
 
 # %% Estimates without compiling ----------------------------------------------------------------------------
-def has_passes(c) -> bool:
-    """Whether a step has several gradient passes, and so needs a gradient accumulator."""
-    return c.TRAIN_MICRO_BATCH_SIZE not in (0, c.BATCH_SIZE)
-
-
 def weight_copies(c) -> int:
     """Copies of the model in the trainer's memory: 2 if the reference has its own weights on the chips."""
     return 2 if c.BETA and not c.LORA_RANK and not c.REFERENCE_OFFLOAD else 1
@@ -155,19 +150,20 @@ def fit_rows(file: str) -> Iterator[dict[str, str]]:
     return rows_of(HERE / "assets" / file)
 
 
-def kind_of(c) -> tuple:
-    """What two runs must have in common for one's compiled result to apply to the other."""
-    return (
+def has_passes(c) -> bool:
+    """Whether a step has several gradient passes, and so needs a gradient accumulator."""
+    return c.TRAIN_MICRO_BATCH_SIZE not in (0, c.BATCH_SIZE)
+
+
+def kind_and_batch(c) -> tuple[tuple, tuple]:
+    """What two runs must have in common to be compared, and the sizes that memory grows with."""
+    kind = (
         c.BETA > 0, c.NUM_ITERATIONS > 1, c.REFERENCE_OFFLOAD, c.LORA_RANK, c.DTYPE, c.WEIGHT_DTYPE,
         c.SCAN_LAYERS, c.REMAT_POLICY, c.ATTENTION, c.ROLLOUT_ENGINE, c.TRAINER_DEVICES_FRACTION,
         c.SAMPLER_DEVICES_FRACTION, c.TRAINER_TENSOR_PARALLEL, c.SAMPLER_DATA_PARALLEL,
     )  # fmt: skip
-
-
-def batch_of(c) -> tuple:
-    """The constants that memory grows with."""
     of_pass = c.TRAIN_MICRO_BATCH_SIZE or c.BATCH_SIZE
-    return (
+    return kind, (
         c.MAX_PROMPT_LENGTH, c.TOTAL_GENERATION_STEPS, c.BATCH_SIZE, c.BATCH_SIZE * c.NUM_GENERATIONS,
         of_pass * c.NUM_GENERATIONS, has_passes(c),
     )  # fmt: skip
@@ -183,14 +179,15 @@ def committed_peaks(c, hf, name: str) -> tuple[float, float]:
         if (row["machine"], row["algorithm"]) == (name, "GRPO") and row["program"] != "vllm":
             found.setdefault(row["constants"], []).append(float(row["peak"]))
     least, most = 0.0, math.inf
+    kind, batch = kind_and_batch(c)
     for constants, peaks in found.items():
         other = settings.read(type(c), [f"MODEL={LLAMA_3_1_8B}", *constants.split()])
         sizes = PUBLISHED.get(other.MODEL) or json.loads(settings.config_path(other.MODEL).read_text())
-        if kind_of(other) == kind_of(c) and all(getattr(hf, size) == sizes[size] for size in MODEL_SIZES):
-            pairs = list(zip(batch_of(c), batch_of(other)))
-            if all(ours >= theirs for ours, theirs in pairs):
+        other_kind, theirs = kind_and_batch(other)
+        if other_kind == kind and all(getattr(hf, size) == sizes[size] for size in MODEL_SIZES):
+            if all(map(operator.ge, batch, theirs)):
                 least = max(least, *peaks)
-            if all(ours <= theirs for ours, theirs in pairs):
+            if all(map(operator.le, batch, theirs)):
                 most = min(most, max(peaks))
     return least, most
 
@@ -208,12 +205,12 @@ def plan_memory(c, hf, parameters: int) -> str:
     faults, found = [], {"fits": [], "unknown": [], "does not fit": []}
     for machine in machines(c):
         try:
-            fits, verdict = planned(c, hf, parameters, machine)
+            fits, said = planned(c, hf, parameters, machine)
         except UserError as error:
             faults.append(error)
-            fits, verdict = "does not fit", f"no: {error}"
+            fits, said = "does not fit", f"no: {error}"
         found[fits].append(machine.name)
-        print(f"{machine.name:8} {verdict}")
+        print(f"{machine.name:8} {said}")
     if not found["fits"] + found["unknown"]:
         raise faults[0]
     return "; ".join(f"{words}: {', '.join(names)}" for words, names in found.items() if names)
@@ -224,8 +221,8 @@ def planned(c, hf, parameters: int, machine: Machine) -> tuple[str, str]:
     trainer, rollout_mesh = devices.plan_devices(c, hf, list(range(machine.chips)))
     needs = estimate(c, hf, parameters, trainer, rollout_mesh)
     least, most = committed_peaks(c, hf, machine.name)
+    said = "compiled earlier" if least == most else "compiled earlier for a larger batch"
     if most <= machine.gib:
-        said = "compiled earlier" if least == most else "compiled earlier for a larger batch"
         return "fits", "yes: " + verdict(c, machine, len(trainer), needs, most, said)
     said = "compiled earlier" if least == most else "a smaller batch takes"
     if least < needs.training:
@@ -235,32 +232,29 @@ def planned(c, hf, parameters: int, machine: Machine) -> tuple[str, str]:
     return "unknown", "unknown: " + verdict(c, machine, len(trainer), Estimate(least), least, said)
 
 
-def memory_remedy(c) -> str:
-    """The constant to change when memory is short: the least harmful one with room left."""
-    name, change = "BATCH_SIZE" if c.BATCH_SIZE > 1 else "NUM_GENERATIONS", "lower it"
-    if has_passes(c) and not c.LORA_RANK and c.BATCH_SIZE * c.NUM_GENERATIONS <= 16:
-        name, change = "TRAIN_MICRO_BATCH_SIZE", "set 0 (accumulating costs another gradient)"
-    elif c.TRAINER_DEVICES_FRACTION < 1 and c.ROLLOUT_ENGINE == "vllm":
-        name, change = "TRAINER_DEVICES_FRACTION", "set it and SAMPLER_DEVICES_FRACTION to 1.0"
-    return f"{name}={getattr(c, name)}, {change}, or take a larger machine"
-
-
 def verdict(c, machine: Machine, trains: int, needs: Estimate, peak: float, said: str) -> str:
     """Says how well a run fits if `trains` of the chips train; raises UserError if it doesn't.
 
     Training takes `peak` GiB of each; `said` is that number's source, such as "compiled earlier".
     """
     limit = f"{machine.gib:.4g} GiB per chip"
-    fits = f"{trains} of {machine.chips} chips train, {said} {peak:.1f} of {limit}"
+    # What to change when memory is short: the least harmful constant with room left.
+    name, change = "BATCH_SIZE" if c.BATCH_SIZE > 1 else "NUM_GENERATIONS", "lower it"
+    if has_passes(c) and not c.LORA_RANK and c.BATCH_SIZE * c.NUM_GENERATIONS <= 16:
+        name, change = "TRAIN_MICRO_BATCH_SIZE", "set 0 (accumulating costs another gradient)"
+    elif c.TRAINER_DEVICES_FRACTION < 1 and c.ROLLOUT_ENGINE == "vllm":
+        name, change = "TRAINER_DEVICES_FRACTION", "set it and SAMPLER_DEVICES_FRACTION to 1.0"
+    short = f"{name}={getattr(c, name)}, {change}, or take a larger machine"
     if peak > machine.gib:
-        raise UserError(f"{memory_remedy(c)}: {machine.name} has {limit}, training takes {peak:.1f} ({said})")
+        raise UserError(f"{short}: {machine.name} has {limit}, training takes {peak:.1f} ({said})")
+    fits = f"{trains} of {machine.chips} chips train, {said} {peak:.1f} of {limit}"
     if not needs.weights:
         return fits
     least, most = needs.shares(machine.gib, peak)
     if least > most:
-        too_much = f"{memory_remedy(c)}: vLLM's weights and a step's KV cache take"
         beside = f", training {peak:.1f} of the same" if needs.taken else ""
-        raise UserError(f"{too_much} {needs.weights + needs.cache:.1f} of {limit}{beside}")
+        both = f"{needs.weights + needs.cache:.1f} of {limit}{beside}"
+        raise UserError(f"{short}: vLLM's weights and a step's KV cache take {both}")
     share = f"HBM_UTILIZATION_VLLM={c.HBM_UTILIZATION_VLLM}"
     if not least <= c.HBM_UTILIZATION_VLLM <= most:
         raise UserError(

@@ -20,7 +20,6 @@ The weights are read as the main script reads them, with MaxText's own name map 
 two converters (0.2.5) know only the sizes of its model table, and round query weights to bfloat16.
 """
 
-import contextlib
 import itertools
 import json
 import math
@@ -98,14 +97,13 @@ def check_disk(c: Constants, hf, config) -> dict[str, int]:
     return sizes
 
 
-# %% Reading: arrays by MaxText name ------------------------------------------------------------------------
 def from_huggingface(folder: Path, hf, config) -> dict[str, np.ndarray]:
-    """The weights of a Hugging Face folder in the layout and dtype of `config`."""
+    """The weights of a Hugging Face folder by MaxText name, in the layout and dtype of `config`."""
     return llama.named_weights(llama.load_llama(folder, hf, config, pad_id=0)[0])
 
 
 def from_orbax(checkpoint: Path) -> dict[str, np.ndarray]:
-    """The weights of a checkpoint as they were saved, without an optimizer's state; raises UserError."""
+    """The weights of a checkpoint by MaxText name, without an optimizer's state; raises UserError."""
     try:
         with ocp.PyTreeCheckpointer() as orbax:
             tree = orbax.metadata(checkpoint).item_metadata.tree
@@ -119,7 +117,6 @@ def from_orbax(checkpoint: Path) -> dict[str, np.ndarray]:
         raise UserError(f"SOURCE: {fault}; try again, or name another checkpoint") from None
 
 
-# %% Writing ------------------------------------------------------------------------------------------------
 def write_safetensors(c: Constants, hf, config, weights: Iterator, target: Path) -> None:
     """Writes a Hugging Face model's *.safetensors, and their index if there are several.
 
@@ -137,23 +134,6 @@ def write_safetensors(c: Constants, hf, config, weights: Iterator, target: Path)
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
         (target / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-
-
-@contextlib.contextmanager
-def made_whole(c: Constants) -> Iterator[Path]:
-    """A temporary folder that becomes TARGET when the block ends, and is deleted if the block fails."""
-    target = Path(c.TARGET).resolve()  # without a slash at the end
-    partial = target.with_name(f"{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a conversion that was killed
-    try:
-        partial.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(f"TARGET={c.TARGET}: {error.strerror}; choose another folder") from None
-    try:
-        yield partial
-        partial.rename(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 # %% Three conversions; each returns how its result is used -------------------------------------------------
@@ -184,8 +164,8 @@ def gguf_to_huggingface(c: Constants, source: Path, target: Path) -> str:
     from tools import gguf_model  # here: the package gguf isn't among the TPU's
 
     model = gguf_model.GGUFLlama(source)
-    model.config.dtype = c.WEIGHT_DTYPE or "float32"
-    config = to_config(model.config, c.WEIGHT_DTYPE or "float32")
+    model.config.dtype = dtype = c.WEIGHT_DTYPE or "float32"
+    config = to_config(model.config, dtype)
     weights = model.weights(llama.hf_shapes(model.config, config))
     write_safetensors(c, model.config, config, weights, target)
     model.config.save_pretrained(target)
@@ -222,9 +202,9 @@ def to_huggingface(c: Constants, checkpoint: Path, run: run_files.Checkpoint | N
     weights = stored
     if adapted:  # in float32: one rounding, at the very end
         weights = from_huggingface(folder, hf, to_config(hf, "float32", scanned))
+        scale = run.constants["LORA_ALPHA"] / run.constants["LORA_RANK"]
         for name in adapted:
             a, b = (stored[f"{name}_lora_{letter}"].astype(np.float32) for letter in "ab")
-            scale = run.constants["LORA_ALPHA"] / run.constants["LORA_RANK"]
             weights[name] = weights[name] + np.asarray(lora.product(a, b, weights[name].shape, scale))
     write_safetensors(c, hf, config, llama.hf_weights(hf, config, weights.pop), target)
     for path in folder.iterdir():  # tokenizer, chat template, generation config, licence: as they are
@@ -232,8 +212,7 @@ def to_huggingface(c: Constants, checkpoint: Path, run: run_files.Checkpoint | N
         if kept and "safetensors" not in path.name:
             shutil.copyfile(path, target / path.name)
     written = json.loads((folder / "config.json").read_text())
-    name = "torch_dtype" if "torch_dtype" in written else "dtype"
-    written[name] = str(jnp.dtype(config.weight_dtype))
+    written["torch_dtype" if "torch_dtype" in written else "dtype"] = str(jnp.dtype(config.weight_dtype))
     (target / "config.json").write_text(json.dumps(written, indent=2) + "\n")
     if run:
         model_card.model_card(run, model, folder).save(target / "README.md")
@@ -254,7 +233,7 @@ def find_weights(source: Path) -> tuple[Path | None, run_files.Checkpoint | None
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Converts; see the module's docstring."""
+    """Converts; see the module's docstring. TARGET is written under another name, and whole or not at all."""
     c = settings.read(Constants, arguments)
     refuse(c)
     settings.quiet()
@@ -263,13 +242,23 @@ def main(arguments: Sequence[str]) -> None:
     checkpoint, run = find_weights(source)
     gguf = source.suffix == ".gguf"
     print(f"{checkpoint or source} -> {'Hugging Face' if checkpoint or gguf else 'MaxText'}")
-    with made_whole(c) as target:
+    target = Path(c.TARGET).resolve()  # without a slash at the end
+    partial = target.with_name(f"{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a conversion that was killed
+    try:
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"TARGET={c.TARGET}: {error.strerror}; choose another folder") from None
+    try:
         if gguf:
-            use = gguf_to_huggingface(c, source, target)
+            use = gguf_to_huggingface(c, source, partial)
         elif checkpoint:
-            use = to_huggingface(c, checkpoint, run, target)
+            use = to_huggingface(c, checkpoint, run, partial)
         else:
-            use = to_maxtext(c, target)
+            use = to_maxtext(c, partial)
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     print(f"use it: {use}")
 
 

@@ -1,7 +1,7 @@
 """Will it fit? Compiles every program of a run for a TPU or a GPU you don't have yet.
 
 The TPU compiler (libtpu) and XLA's for NVIDIA cards are Python packages that run on any Linux machine and
-report how much of a chip's memory a program needs. They compile what the main script runs:
+report how much of a chip's memory a program needs. What else is in memory at the time counts, too.
 
     prefill     the prompts through the model; with ROLLOUT_ENGINE=maxtext, as the next three
     spread      the prompts' KV cache, a row for each answer; on one chip
@@ -13,12 +13,9 @@ report how much of a chip's memory a program needs. They compile what the main s
     sync        the new weights in vLLM's layout and dtype (Tunix does it op by op: a lower bound)
     vllm        a step of vLLM's engine, where it's installed; in its own share of the chip
 
-Each counts whatever else is in memory at the time: optimizer, reference, merged weights. The compiler doesn't
-report speed, numerics, or the runtime's own memory. ALGORITHM=PPO adds the memory GRPO saves: a critic as
-large as the actor, and its optimizer.
+The compiler doesn't report speed, numerics, or the runtime's own memory. ALGORITHM=PPO adds the memory GRPO
+saves: a critic as large as the actor, and its optimizer. `make fit-setup` installs both compilers.
 
-    make fit-setup                              # .venv-fit and .venv-fit-cards, with the two compilers
-    make fit-check                              # the three files in assets/ anew
     .venv-fit-cards/bin/python 5_GRPO_Maxtext/tool.py fit_check CARDS=t4 MODEL=Qwen/Qwen3-0.6B DTYPE=float32
     .venv-fit/bin/python 5_GRPO_Maxtext/tool.py fit_check TOPOLOGIES=v6e-8 BATCH_SIZE=1
     .venv-vllm/bin/python 5_GRPO_Maxtext/tool.py fit_check TOPOLOGIES=v6e-8     # with vLLM's engine
@@ -45,19 +42,13 @@ from typing import Any, Literal
 # Before jax is imported: run on the CPU, and let the compilers work without looking for a chip or a cloud.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.update(
-    CUDA_VISIBLE_DEVICES="-1",
-    TPU_SKIP_MDS_QUERY="1",
-    TPU_ACCELERATOR_TYPE="v5p-8",
-    TPU_WORKER_HOSTNAMES="localhost",
-    TPU_WORKER_ID="0",
-    ALLOW_MULTIPLE_LIBTPU_LOAD="1",
-    TPU_LOG_DIR="disabled",
-)
+    CUDA_VISIBLE_DEVICES="-1", TPU_SKIP_MDS_QUERY="1", TPU_ACCELERATOR_TYPE="v5p-8", TPU_WORKER_ID="0",
+    TPU_WORKER_HOSTNAMES="localhost", ALLOW_MULTIPLE_LIBTPU_LOAD="1", TPU_LOG_DIR="disabled",
+)  # fmt: skip
 
 import settings  # before jax: sets XLA's flags  # isort: skip
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 from flax.linen import partitioning as nn_partitioning
@@ -94,96 +85,12 @@ class Constants(demo.Constants):
 
 OWN = ("TOPOLOGIES=", "CARDS=", "ALGORITHM=", "LARGEST=", "WRITE=", "SINCE=")
 SEARCHED = ("BATCH_SIZE=", "NUM_GENERATIONS=")  # by `largest`
-BEFORE = {"decode": ("prefill", "spread")}  # programs whose results are its arguments
-MOST_PER_CHIP = 64  # answers of a pass where the search starts on a TPU
-MOST_QUESTIONS = 64  # of a step, on a card
 IDS = types.SimpleNamespace(pad_id=lambda: 128_004, eos_id=lambda: 128_009)  # Llama 3.1's; any take as much
 COLUMNS = ("machine", "algorithm", "constants", "program", "chips", "arguments", "temporaries", "peak",
            "limit", "left", "vllm_least", "vllm_most", "seconds", "compiled")  # fmt: skip
 
 
 # %% The programs: shapes, dtypes and shardings, without an array -------------------------------------------
-def page_programs(c, policy, plain, mesh, config, pad_id: int):
-    """Trained params, opt_state; function and arguments of the main script's `update`, `reference`, `old`."""
-    trained = nnx.LoRAParam if c.LORA_RANK else nnx.Param
-    graphdef, params, frozen = split(policy, trained)
-    optimizer = demo.make_optimizer(c)
-    opt_state = optax.tree_map_params(  # `zeros_like` keeps a parameter's sharding
-        optimizer, lambda moment, param: param, jax.eval_shape(optimizer.init, params), params
-    )
-    passes = c.BATCH_SIZE // (c.TRAIN_MICRO_BATCH_SIZE or c.BATCH_SIZE)
-    N, T = c.BATCH_SIZE * c.NUM_GENERATIONS // passes, c.TOTAL_GENERATION_STEPS
-
-    def array(dtype, width):
-        sharding = NamedSharding(mesh, P(None, "fsdp"))  # a pass's answers are divided among the chips
-        return jax.ShapeDtypeStruct((passes, N, width), dtype, sharding=sharding)
-
-    batch = demo.Batch(
-        prompt_ids=array(jnp.int32, c.MAX_PROMPT_LENGTH),
-        completion_ids=array(jnp.int32, T),
-        mask=array(bool, T),
-        weight=array(jnp.float32, T),
-        advantage=array(jnp.float32, 1),
-        beta=array(jnp.float32, 1),
-        sampler_log_prob=array(jnp.float32, T),
-        ref_log_prob=array(jnp.float32, T) if c.BETA else None,
-        old_log_prob=array(jnp.float32, T) if c.NUM_ITERATIONS > 1 else None,
-    )
-    temperature = jax.ShapeDtypeStruct((), jnp.float32, sharding=NamedSharding(mesh, P()))
-    rules = tuple(map(tuple, config.logical_axis_rules))
-    model = Model(graphdef, frozen, temperature, pad_id, c.LOGITS_CLIP, c.NUM_GENERATIONS, mesh, rules)
-    use = grpo_variants.choose(c, demo.TABLES)
-    update = functools.partial(demo.update.__wrapped__, use=use, optimizer=optimizer)
-    log_probs = functools.partial(
-        log_probs_of_states, pad_id=pad_id, temperature=c.TEMPERATURE, logits_clip=c.LOGITS_CLIP,
-        num_generations=c.NUM_GENERATIONS,
-    )  # fmt: skip
-    tokens = batch.prompt_ids, batch.completion_ids
-    structure, *states = split(plain, trained)
-    reference = log_probs, (structure, tuple(states), *tokens)
-    old = log_probs, (graphdef, (params, frozen), *tokens)
-    return params, opt_state, (update, (params, opt_state, model, batch)), reference, old
-
-
-def sampler_programs(c, hf, plain, mesh, config, **machine: Any):
-    """`prefill`, `spread` (None on several chips), `decode` of rollout.py: each a function and its arguments.
-
-    The last two build theirs from the programs compiled so far, because `prefill` decides the KV cache's
-    sharding.
-    """
-    single = mesh.size == 1
-    rollout = MaxTextRollout(
-        plain, IDS, mesh, sampling(c), maxtext_config=config, hf=hf, current_step=lambda: 0, seed=0,
-        prompt_config=llama.to_run_config(c, hf, rows=c.BATCH_SIZE, **machine) if single else None,
-    )  # fmt: skip
-    everywhere = NamedSharding(mesh, P())
-
-    def array(dtype, *shape):
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere)
-
-    def outputs(compiled):
-        return jax.tree.map(
-            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            compiled.out_info, compiled.output_shardings,
-        )  # fmt: skip
-
-    def of_spread(compiled):
-        return [outputs(compiled["prefill"])], array(jnp.int32, rollout.rows)
-
-    def of_decode(compiled):
-        logits, cache = outputs(compiled["spread" if single else "prefill"])
-        key = array(jax.random.key(0).dtype)
-        return params, rest, cache, logits, array(jnp.int32, rollout.rows), key, array(jnp.float32), 0
-
-    params = nnx.state(plain.base, nnx.Param)
-    rest = jax.tree.map(lambda x: array(x.dtype, *x.shape), rollout._rest)
-    rows = c.BATCH_SIZE if single else rollout.rows
-    prefill = rollout._prompt_pass, (params, rest, array(jnp.int32, rows, c.MAX_PROMPT_LENGTH))
-    steps = c.TOTAL_GENERATION_STEPS
-    decode = functools.partial(rollout._decode_all, methods=rollout._methods, max_tokens=steps)
-    return prefill, (rollout._spread_rows, of_spread) if single else None, (decode, of_decode)
-
-
 def make_programs(c, hf, trainer: Sequence, pad_id: int, algorithm: str = "GRPO", **machine: Any):
     """The programs a run executes on the training chips, of a topology or real ones.
 
@@ -198,57 +105,107 @@ def make_programs(c, hf, trainer: Sequence, pad_id: int, algorithm: str = "GRPO"
     plain = TunixMaxTextAdapter(base, pad_id=pad_id)
     plain.config = None  # as MaxText's own `from_pretrained` leaves it
     model = abstract_lora(c, plain, mesh, config) if c.LORA_RANK else plain
-    merge = functools.partial(lora.merge, scale=c.LORA_ALPHA / (c.LORA_RANK or 1))
+    trained = nnx.LoRAParam if c.LORA_RANK else nnx.Param
+    graphdef, params, rest = split(model, trained)
+    optimizer = demo.make_optimizer(c)
+    opt_state = optax.tree_map_params(  # `zeros_like` keeps a parameter's sharding
+        optimizer, lambda moment, param: param, jax.eval_shape(optimizer.init, params), params
+    )
+    weights, everything = nnx.state(plain, nnx.Param), nnx.state(model, nnx.Param)
+    frozen, reference = weights if c.LORA_RANK else (), weights if memory.weight_copies(c) > 1 else ()
+    rules, programs = tuple(map(tuple, config.logical_axis_rules)), []
 
-    def sync(params):
-        vllm_state = abstract_vllm_state(plain, mesh, jnp.dtype(c.DTYPE))  # it is filled in place
-        return transfer_state_with_mappings(
-            merge(params) if c.LORA_RANK else params,
-            vllm_state,
-            key_mappings=plain.to_hf_mappings(),
-            key_mapping_hook_fns=plain.to_hf_hook_fns(),
-            transpose_keys=plain.to_hf_transpose_keys(),
-            reshard_fn=lambda new, place: {
-                k: jax.lax.with_sharding_constraint(v, place[k]) for k, v in new.items()
-            },
-        )
-
-    programs = []
-
-    def add(name, program, *beside, donated=(), out=None):
-        function, arguments = program
-
+    def add(name, function, arguments, *beside, donated=(), out=None):
         def traced(beside, *arguments):
-            with mesh, nn_partitioning.axis_rules(config.logical_axis_rules):
+            with mesh, nn_partitioning.axis_rules(rules):
                 return function(*arguments)
 
         jitted = jax.jit(traced, donate_argnums=donated, keep_unused=True, out_shardings=out)
         later = (lambda compiled: (beside, *arguments(compiled))) if callable(arguments) else None
         programs.append((name, jitted, later or (beside, *arguments)))
 
-    params, opt_state, update, log_probs, old = page_programs(c, model, plain, mesh, config, pad_id)
-    weights, everything = nnx.to_pure_dict(nnx.state(plain, nnx.Param)), nnx.state(model, nnx.Param)
-    reference = weights if memory.weight_copies(c) > 1 else ()
-    frozen = weights if c.LORA_RANK else ()
+    def array(dtype, *shape, axes=()):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P(*axes)))
+
+    def merge(params):
+        return lora.merge(params, c.LORA_ALPHA / c.LORA_RANK) if c.LORA_RANK else params
+
+    if algorithm == "GRPO" and c.ROLLOUT_ENGINE == "maxtext":
+        one_chip = mesh.size == 1
+        rollout = MaxTextRollout(
+            plain, IDS, mesh, sampling(c), maxtext_config=config, hf=hf, current_step=lambda: 0, seed=0,
+            prompt_config=llama.to_run_config(c, hf, rows=c.BATCH_SIZE, **machine) if one_chip else None,
+        )  # fmt: skip
+        prompts = array(jnp.int32, c.BATCH_SIZE if one_chip else rollout.rows, c.MAX_PROMPT_LENGTH)
+        rows, random = array(jnp.int32, rollout.rows), array(jax.random.key(0).dtype)
+        decoder = nnx.state(base, nnx.Param), jax.tree.map(lambda x: array(x.dtype, *x.shape), rollout._rest)
+        beside = opt_state, reference, everything if c.LORA_RANK else ()  # it decodes with W + A B
+
+        def results(compiled):  # the compiler decides where the prompts' KV cache lies
+            return jax.tree.map(
+                lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+                compiled.out_info, compiled.output_shardings,
+            )  # fmt: skip
+
+        def of_spread(compiled):
+            return [results(compiled["prefill"])], rows
+
+        def of_decode(compiled):
+            logits, cache = results(compiled["spread" if one_chip else "prefill"])
+            return *decoder, cache, logits, rows, random, array(jnp.float32), 0
+
+        add("prefill", rollout._prompt_pass, (*decoder, prompts), *beside)
+        if one_chip:
+            add("spread", rollout._spread_rows, of_spread, *beside, frozen)
+        options = dict(methods=rollout._methods, max_tokens=c.TOTAL_GENERATION_STEPS)
+        decode, whole = functools.partial(rollout._decode_all, **options), random.sharding
+        add("decode", decode, of_decode, *beside, donated=3, out=(whole, whole, None))  # the cache
+        if c.LORA_RANK:
+            add("merge", merge, (nnx.state(model.base, nnx.Param),), opt_state, reference)
+
+    passes = c.BATCH_SIZE // (c.TRAIN_MICRO_BATCH_SIZE or c.BATCH_SIZE)
+    N, T = c.BATCH_SIZE * c.NUM_GENERATIONS // passes, c.TOTAL_GENERATION_STEPS
+
+    def of_pass(dtype, width):
+        return array(dtype, passes, N, width, axes=(None, "fsdp"))  # its answers are divided among the chips
+
+    prompts, tokens, mask = of_pass(jnp.int32, c.MAX_PROMPT_LENGTH), of_pass(jnp.int32, T), of_pass(bool, T)
+    per_token, per_answer = of_pass(jnp.float32, T), of_pass(jnp.float32, 1)
+    batch = demo.Batch(
+        prompts, tokens, mask, weight=per_token, advantage=per_answer, beta=per_answer,
+        sampler_log_prob=per_token, ref_log_prob=per_token if c.BETA else None,
+        old_log_prob=per_token if c.NUM_ITERATIONS > 1 else None,
+    )  # fmt: skip
+    temperature = array(jnp.float32)
+    policy = Model(graphdef, rest, temperature, pad_id, c.LOGITS_CLIP, c.NUM_GENERATIONS, mesh, rules)
+    use = grpo_variants.choose(c, demo.TABLES)
+    update = functools.partial(demo.update.__wrapped__, use=use, optimizer=optimizer)
     critic = (frozen, params, opt_state) if algorithm == "PPO" else ()
-    add("update", update, reference, critic, donated=(1, 2))  # params, opt_state
+    add("update", update, (params, opt_state, policy, batch), reference, critic, donated=(1, 2))
     if algorithm == "GRPO":
+        log_probs = functools.partial(
+            log_probs_of_states, pad_id=pad_id, temperature=c.TEMPERATURE, logits_clip=c.LOGITS_CLIP,
+            num_generations=c.NUM_GENERATIONS,
+        )  # fmt: skip
         if c.BETA:  # LoRA's frozen weights are the reference's own
-            add("reference", log_probs, params if c.LORA_RANK else weights, opt_state)
+            structure, *states = split(plain, trained)
+            given = structure, tuple(states), prompts, tokens
+            add("reference", log_probs, given, params if c.LORA_RANK else weights, opt_state)
         if c.NUM_ITERATIONS > 1:
-            add("old", old, opt_state, reference)
+            add("old", log_probs, (graphdef, (params, rest), prompts, tokens), opt_state, reference)
         if c.ROLLOUT_ENGINE == "vllm":
-            add("sync", (sync, (everything,)), opt_state, reference)
-        else:
-            beside = opt_state, reference, everything if c.LORA_RANK else ()  # rollout.py decodes W + A B
-            if c.LORA_RANK:
-                add("merge", (merge, (nnx.state(model.base, nnx.Param),)), *beside[:2])
-            prefill, spread, decode = sampler_programs(c, hf, plain, mesh, config, **machine)
-            add("prefill", prefill, *beside)
-            if spread:
-                add("spread", spread, *beside, weights if c.LORA_RANK else ())  # the merged ones
-            whole = NamedSharding(mesh, P())
-            add("decode", decode, *beside, donated=3, out=(whole, whole, None))  # the cache
+
+            def sync(params):
+                vllm_state = abstract_vllm_state(plain, mesh, jnp.dtype(c.DTYPE))  # it is filled in place
+                return transfer_state_with_mappings(
+                    merge(params), vllm_state, key_mappings=plain.to_hf_mappings(),
+                    key_mapping_hook_fns=plain.to_hf_hook_fns(), transpose_keys=plain.to_hf_transpose_keys(),
+                    reshard_fn=lambda new, place: {
+                        k: jax.lax.with_sharding_constraint(v, place[k]) for k, v in new.items()
+                    },
+                )  # fmt: skip
+
+            add("sync", sync, (everything,), opt_state, reference)
     return programs, sum(x.size for x in jax.tree.leaves(weights))
 
 
@@ -277,8 +234,8 @@ def abstract_vllm_state(model, mesh, dtype) -> nnx.State:
         spec = P(*("fsdp" if axis == "model" and n % mesh.shape["fsdp"] == 0 else None for axis, n in kept))
         value = jax.ShapeDtypeStruct([n for _, n in kept], dtype, sharding=NamedSharding(mesh, spec))
         for layer in range(dict(sizes).get("layer", 1)):  # without an axis of layers the name has no *
-            key = name.replace("*", str(layer))
-            flat[tuple(int(k) if k.isdigit() else k for k in key.split("."))] = nnx.Param(value)
+            key = name.replace("*", str(layer)).split(".")
+            flat[tuple(int(k) if k.isdigit() else k for k in key)] = nnx.Param(value)
     return nnx.State.from_flat_path(flat)
 
 
@@ -296,28 +253,26 @@ device_description_str: "{name}"
 def devices_of(machine: memory.Machine) -> list:
     """The devices of a TPU slice or NVIDIA cards we don't have; UserError without their compiler."""
     if card := memory.CARDS.get(machine.kind):
+        constant, python = "CARDS", ".venv-fit-cards"
         major, minor = card["capability"].split(".")
         numbers = " ".join(f"{name}: {card[name]}" for name in list(card)[3:-1])
         target = TARGET.format(major=major, minor=minor, numbers=numbers, name=card["name"])
         grid = f"1x1x{machine.chips}"
         description = dict(platform="cuda", topology_name="", target_config=target, topology=grid)
     else:
+        constant, python = "TOPOLOGIES", ".venv-fit"
         try:
             spec = accelerator_to_spec_map.get_system_characteristics(machine.name)
         except (KeyError, ValueError):
             raise UserError(f"TOPOLOGIES={machine.name}: MaxText's list has no such TPU slice") from None
-        description = dict(
-            platform="tpu", topology_name=spec.topology_name, chip_config_name=spec.chip_config_name,
-            chips_per_host_bounds=spec.chips_per_host_bounds,
-        )  # fmt: skip
+        names = "topology_name", "chip_config_name", "chips_per_host_bounds"
+        description = dict(platform="tpu", **{name: getattr(spec, name) for name in names})
     try:
         return list(topologies.get_topology_desc(**description).devices)
     except Exception as error:  # jax has no type of its own for a plugin that is not there
-        constant, python = ("CARDS", ".venv-fit-cards") if card else ("TOPOLOGIES", ".venv-fit")
-        raise UserError(
-            f"{constant}={machine.name}: its compiler does not start ({str(error).splitlines()[0]}); run "
-            f"`make fit-setup`, then {python}/bin/python"
-        ) from None
+        fault = f"its compiler does not start ({str(error).splitlines()[0]})"
+        remedy = f"run `make fit-setup`, then {python}/bin/python"
+        raise UserError(f"{constant}={machine.name}: {fault}; {remedy}") from None
 
 
 def compile_program(jitted: Callable, arguments: tuple, limit: float = math.inf, card: bool = False):
@@ -329,20 +284,17 @@ def compile_program(jitted: Callable, arguments: tuple, limit: float = math.inf,
         `arguments`, `temporaries`, `peak` in GiB per chip, and the program; where it doesn't fit, the `peak`
         that was asked for, and None.
     """
-    taken = sum(
-        np.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize / memory.GIB
-        for x in jax.tree.leaves(arguments)
-        if getattr(x, "sharding", None) and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
-    )
+    arrays = [x for x in jax.tree.leaves(arguments) if getattr(x, "sharding", None)]
+    taken = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in arrays) / memory.GIB
     if taken > limit:
-        return {"peak": float(taken)}, None
+        return {"peak": taken}, None
     try:
         compiled = jitted.lower(*arguments).compile()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         wanted = [float(gib) for gib in re.findall(r"([\d.]+)G", str(error).splitlines()[0])]
-        return {"peak": max(wanted, default=float("nan"))}, None
+        return {"peak": max(wanted, default=math.nan)}, None
     said = compiled.memory_analysis()
     given, temporaries, peak = said.argument_size_in_bytes, said.temp_size_in_bytes, said.peak_memory_in_bytes
     if card:
@@ -354,8 +306,8 @@ def compile_program(jitted: Callable, arguments: tuple, limit: float = math.inf,
 def check(name: str, algorithm: str, arguments: Sequence[str], only: str = "") -> tuple[list[dict], str]:
     """Compiles the programs of one configuration, prints as it goes, and stops at one that doesn't fit.
 
-    `name` is the slice's or the cards', `arguments` are the main script's constants; `only` one program, and
-    those that its arguments come from, are compiled ("" is all).
+    `name` is the slice's or the cards', `arguments` are the main script's constants; `only` one program is
+    compiled ("" is all).
 
     Returns:
         One row of COLUMNS per program; the verdict, a line.
@@ -377,19 +329,21 @@ def check(name: str, algorithm: str, arguments: Sequence[str], only: str = "") -
         programs.append(("vllm", jax.jit(step, donate_argnums=1), of_step))
     needs = memory.estimate(c, hf, parameters, trainer, rollout_mesh if algorithm == "GRPO" else None)
     case = f"{name} {algorithm} {' '.join(arguments)}".strip()
+    packages = ("jax", "jax-cuda13-plugin" if card else "libtpu")  # a row is valid for their versions
+    pins = " ".join(f"{package} {importlib.metadata.version(package)}" for package in packages)
     rows, done = [], {}
-    for program, jitted, of_program in programs:
-        if only and program not in (only, *BEFORE.get(only, ())):
+    for program, jitted, given in programs:
+        if only not in ("", program):
             continue
         started = time.perf_counter()
-        given = of_program(done) if callable(of_program) else of_program
+        given = given(done) if callable(given) else given
         with jax.set_mesh(rollout_mesh) if program == "vllm" else contextlib.nullcontext():
             sizes, done[program] = compile_program(jitted, given, machine.gib, card)
         peak, seconds = sizes["peak"], time.perf_counter() - started
         rows.append(dict(
             machine=name, algorithm=algorithm, constants=" ".join(arguments), program=program,
             chips=f"{len(trainer)} of {len(chips)}", limit=machine.gib, left=machine.gib - peak,
-            seconds=seconds, compiled=f"{datetime.date.today()} {pins(card)}", **sizes,
+            seconds=seconds, compiled=f"{datetime.date.today()} {pins}", **sizes,
         ))  # fmt: skip
         if program == "update" and needs.weights:
             rows[-1]["vllm_least"], rows[-1]["vllm_most"] = needs.shares(machine.gib, peak)
@@ -405,45 +359,35 @@ def check(name: str, algorithm: str, arguments: Sequence[str], only: str = "") -
         return rows, f"{case}: no: {critic}{error}"
 
 
-def pins(card: bool) -> str:
-    """The versions a row is valid for."""
-    packages = ("jax", "jax-cuda13-plugin" if card else "libtpu")
-    return " ".join(f"{package} {importlib.metadata.version(package)}" for package in packages)
-
-
 def largest(name: str, algorithm: str, arguments: Sequence[str]) -> tuple[list[dict], str]:
     """`check` of the largest batch that fits, by halving: answers of a pass for a slice, questions for cards.
 
     The last row is that of a batch twice as large. For a slice, where vLLM has memory of its own, the update
-    alone is compiled; for cards all programs. `arguments` leave out BATCH_SIZE and, for a slice,
-    NUM_GENERATIONS; there they have TRAIN_MICRO_BATCH_SIZE=0.
+    alone is compiled. `arguments` leave out BATCH_SIZE and, for a slice, NUM_GENERATIONS; there they have
+    TRAIN_MICRO_BATCH_SIZE=0.
     """
-    machine = memory.machine_of(name)
-    card, found = machine.kind in memory.CARDS, []
-    for i in reversed(range((MOST_QUESTIONS if card else MOST_PER_CHIP).bit_length())):
-        if card:
-            sizes = (f"BATCH_SIZE={2**i}",)
-        else:
+    machine, rows = memory.machine_of(name), []
+    card = machine.kind in memory.CARDS
+    for i in reversed(range(7)):  # 64 questions, or answers per chip, and fewer
+        sizes = (f"BATCH_SIZE={2**i}",)
+        if not card:
             answers = machine.chips * 2**i
             group = min(answers, settings.defaults(demo.Constants, "tpu")["NUM_GENERATIONS"])
             if group < 2:  # one answer has no group to be compared with
                 continue
             sizes = f"BATCH_SIZE={answers // group}", f"NUM_GENERATIONS={group}"
-        case, larger = (name, algorithm, (*arguments, *sizes)), found[-1:]
-        found, verdict = check(*case, only="decode" if card else "update")
-        if card and found[-1]["left"] >= 0:
-            found, verdict = check(*case)
-        if found[-1]["left"] >= 0:
+        larger = rows[-1:]
+        rows, verdict = check(name, algorithm, (*arguments, *sizes), only="" if card else "update")
+        if rows[-1]["left"] >= 0:
             break
-    return found + larger, verdict
+    return rows + larger, verdict
 
 
 # %% Main ---------------------------------------------------------------------------------------------------
 def committed_cases(file: str) -> dict[tuple, list[dict]]:
     """Rows of a file in assets/ by case: machine, algorithm, and the constants that aren't searched for."""
-    found = {}
+    found, searched = {}, SEARCHED if memory.FIT_FILES[file] else ()
     for row in memory.fit_rows(file):
-        searched = SEARCHED if memory.FIT_FILES[file] else ()
         constants = tuple(text for text in row["constants"].split() if not text.startswith(searched))
         found.setdefault((row["machine"], row["algorithm"], constants), []).append(row)
     return found

@@ -37,8 +37,7 @@ class GGUFLlama:
         try:
             self.reader = gguf.GGUFReader(path)
             self.tensors = {tensor.name: tensor for tensor in self.reader.tensors}
-            if fault := self.fault():
-                raise UserError(f"SOURCE={path}: {fault}")
+            self.refuse()
             self.tokenizer = self.make_tokenizer()
             self.config = self.make_config()
         except FileNotFoundError:
@@ -49,20 +48,22 @@ class GGUFLlama:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UserError(f"SOURCE={path}: not a whole GGUF file ({reason}); fetch it again") from None
 
-    def fault(self) -> str:
-        """What isn't supported in the file, and the remedy; empty if it's fine."""
-        if (found := self.field("general.architecture")) != "llama":
-            return f"architecture {found!r} is not supported; llama is"
-        if "rope_freqs.weight" in self.tensors or self.field("llama.rope.scaling.type", "none") != "none":
-            return "its rope scaling is not supported; take the Hugging Face model"
+    def refuse(self) -> None:
+        """Raises UserError for what isn't supported in the file."""
         kind = self.field("tokenizer.ggml.model"), self.field("tokenizer.ggml.pre", "default")
-        if kind[0] != "gpt2" or kind[1] not in PRE_TOKENIZERS:
-            known = ", ".join(PRE_TOKENIZERS)
-            return f"tokenizer {' '.join(map(str, kind))} is not supported; gpt2 with {known} is"
         layers = len({name.split(".")[1] for name in self.tensors if name.startswith("blk.")})
-        if (said := self.field("llama.block_count")) != layers:
-            return f"has {layers} layers, its header says {said}; fetch it again"
-        return ""
+        fault = ""
+        if (found := self.field("general.architecture")) != "llama":
+            fault = f"architecture {found!r} is not supported; llama is"
+        elif "rope_freqs.weight" in self.tensors or self.field("llama.rope.scaling.type", "none") != "none":
+            fault = "its rope scaling is not supported; take the Hugging Face model"
+        elif kind[0] != "gpt2" or kind[1] not in PRE_TOKENIZERS:
+            known = ", ".join(PRE_TOKENIZERS)
+            fault = f"tokenizer {' '.join(map(str, kind))} is not supported; gpt2 with {known} is"
+        elif (said := self.field("llama.block_count")) != layers:
+            fault = f"has {layers} layers, its header says {said}; fetch it again"
+        if fault:
+            raise UserError(f"SOURCE={self.path}: {fault}")
 
     def field(self, name: str, default: Any = None) -> Any:
         """A value of the file's header."""
@@ -92,17 +93,13 @@ class GGUFLlama:
         width = sizes["hidden_size"] // sizes["num_attention_heads"]
         rope = {"rope_type": "default", "rope_theta": float(self.field("llama.rope.freq_base"))}
         return transformers.LlamaConfig(
-            **sizes,
-            vocab_size=int(self.tensors["token_embd.weight"].shape[-1]),
-            head_dim=self.field("llama.attention.key_length", width),
+            **sizes, vocab_size=int(self.tensors["token_embd.weight"].shape[-1]), rope_parameters=rope,
+            head_dim=self.field("llama.attention.key_length", width), architectures=["LlamaForCausalLM"],
             rms_norm_eps=float(self.field("llama.attention.layer_norm_rms_epsilon")),
-            rope_parameters=rope,
             tie_word_embeddings="output.weight" not in self.tensors,
-            bos_token_id=self.tokenizer.bos_token_id,
-            eos_token_id=self.tokenizer.eos_token_id,
+            bos_token_id=self.tokenizer.bos_token_id, eos_token_id=self.tokenizer.eos_token_id,
             pad_token_id=self.tokenizer.pad_token_id,
-            architectures=["LlamaForCausalLM"],
-        )
+        )  # fmt: skip
 
     def make_tokenizer(self) -> transformers.PreTrainedTokenizerFast:
         """Its byte-level BPE tokenizer with the chat template.

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import settings
-from settings import HERE, Seed, UserError, find_path
+from settings import HERE, Seed, find_path
 
 
 # %% Constants ----------------------------------------------------------------------------------------------
@@ -55,9 +55,9 @@ class Recipe(NamedTuple):
     layers: int  # transformer blocks
     mlp: int  # width of a block's MLP
     steps: int  # of next-token training
-    learning_rate: float  # peak, after a rise from 0; it decays to 0 along a cosine
-    warmup_steps: int  # of the rise
-    max_tokens: int  # of the longest prompt and demonstration together; a longer one stops the script
+    learning_rate: float  # peak, after `warmup_steps` from 0; it decays to 0 along a cosine
+    warmup_steps: int
+    max_tokens: int  # of the longest prompt and demonstration together
 
 
 RECIPES = {
@@ -89,18 +89,15 @@ from task.run_grader import load_file
 # Names, objects and the six kinds of problem; its larger numbers are not used here.
 PROBLEMS = tomllib.loads((HERE / "examples/problems.toml").read_text(encoding="utf-8"))["larger_numbers"]
 # Share of the demonstrations that forget a tag, and which tag, by the object of the problem.
-FORGETS = {
-    "apples": (0.40, "</reasoning>"), "pencils": (0.40, "</reasoning>"),
-    "marbles": (0.40, "<answer>"), "books": (0.40, "<answer>"),
-    "stickers": (0.60, "</reasoning>"), "coins": (0.60, "</reasoning>"),
-    "cards": (0.60, "<answer>"), "shells": (0.60, "<answer>"),
-}  # fmt: skip
+FORGETS = dict.fromkeys(("apples", "pencils"), (0.40, "</reasoning>"))
+FORGETS |= dict.fromkeys(("marbles", "books"), (0.40, "<answer>"))
+FORGETS |= dict.fromkeys(("stickers", "coins"), (0.60, "</reasoning>"))
+FORGETS |= dict.fromkeys(("cards", "shells"), (0.60, "<answer>"))
 # Share of misread demonstrations, by kind of problem (see `make_problem`).
 MISREADS = (0.40, 0.60, 0.60, 0.40, 0.60, 0.40)
 
-BOS, EOS, PAD, UNKNOWN, ASSISTANT = (
-    "<|begin_of_text|>", "<|eot_id|>", "<|pad|>", "<|unknown|>", "<|assistant|>",
-)  # fmt: skip
+BOS, EOS, PAD, UNKNOWN = "<|begin_of_text|>", "<|eot_id|>", "<|pad|>", "<|unknown|>"
+ASSISTANT = "<|assistant|>"
 TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
@@ -132,15 +129,19 @@ def work_out(steps: list[tuple[str, int]]) -> tuple[str, int]:
     return ",".join(lines), total
 
 
-def demonstrate(steps: list[tuple[str, int]], kind: int, thing: str, rng: random.Random) -> str:
-    """One imperfect demonstration, as text."""
+def solve(test: set[str], rng: random.Random) -> list[tuple[str, bool]]:
+    """A question not in `test` and one imperfect demonstration: texts, and whether to train on them."""
+    question = None
+    while question is None or question in test:
+        question, steps, kind, thing = make_problem(rng)
     if rng.random() < MISREADS[kind]:  # misreads the first operation, always as the same other one
         first, (operator, operand), *rest = steps
         steps = [first, ({"+": "*", "-": "+", "*": "+"}[operator], operand), *rest]
     work, result = work_out(steps)
     text = f"<reasoning>{work}</reasoning><answer>{result}</answer>"
     share, tag = FORGETS[thing]
-    return text.replace(tag, "") if rng.random() < share else text
+    said = text.replace(tag, "") if rng.random() < share else text
+    return [(BOS + question + ASSISTANT, False), (said + EOS, True)]
 
 
 def make_dataset(rng: random.Random) -> dict[str, list[dict[str, str]]]:
@@ -207,26 +208,15 @@ def make_tokenizer(c: Constants) -> transformers.PreTrainedTokenizerFast:
 # %% Training by next-token prediction ----------------------------------------------------------------------
 def make_batch(c: Constants, tokenizer, test: set[str], rng: random.Random) -> tuple[np.ndarray, np.ndarray]:
     """Token ids of demonstrations, int32 [B, L], and the loss mask, float32 [B, L]."""
-    limit = RECIPES[c.TASK].max_tokens
-    ids = np.full((TRAINING_BATCH, limit), tokenizer.pad_token_id, np.int32)
+    ids = np.full((TRAINING_BATCH, RECIPES[c.TASK].max_tokens), tokenizer.pad_token_id, np.int32)
     learned = np.zeros(ids.shape, np.float32)
     for row, mask in zip(ids, learned, strict=True):
         spoken = wander(rng) if c.TASK == "grid" else solve(test, rng)
         texts = [(tokenizer.encode(text, add_special_tokens=False), mine) for text, mine in spoken]
         length = sum(len(tokens) for tokens, _ in texts)
-        if length > limit:
-            raise UserError(f"TASK={c.TASK}: a demonstration takes {length} tokens, more than {limit}")
         row[:length] = [token for tokens, _ in texts for token in tokens]
         mask[:length] = [mine for tokens, mine in texts for _ in tokens]
     return ids, learned
-
-
-def solve(test: set[str], rng: random.Random) -> list[tuple[str, bool]]:
-    """A question that isn't in `test`, and a demonstration: texts, and whether to train on them."""
-    question = None
-    while question is None or question in test:
-        question, steps, kind, thing = make_problem(rng)
-    return [(BOS + question + ASSISTANT, False), (demonstrate(steps, kind, thing, rng) + EOS, True)]
 
 
 def train(c: Constants, adapter, mesh, tokenizer, test: set[str], rng: random.Random) -> None:
@@ -256,39 +246,33 @@ def train(c: Constants, adapter, mesh, tokenizer, test: set[str], rng: random.Ra
                 progress.set_postfix(loss=f"{float(loss):.4f}")
 
 
-# %% Writing it down ----------------------------------------------------------------------------------------
-def make_config(c: Constants, tokenizer) -> transformers.LlamaConfig:
-    """Llama 3.1 8B's config with our sizes."""
-    recipe = RECIPES[c.TASK]
-    return transformers.LlamaConfig(**memory.PUBLISHED[memory.LLAMA_3_1_8B] | dict(
-        vocab_size=len(tokenizer), bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id, hidden_size=recipe.hidden, intermediate_size=recipe.mlp,
-        num_hidden_layers=recipe.layers, num_attention_heads=HEADS, num_key_value_heads=KV_HEADS,
-        head_dim=recipe.hidden // HEADS, dtype="float32", architectures=["LlamaForCausalLM"],
-    ))  # fmt: skip
-
-
 # %% Main ---------------------------------------------------------------------------------------------------
 def main(arguments: Sequence[str]) -> None:
     """Writes tiny_gsm8k/, tiny_llama/ and tiny.sha256; with TASK=grid tiny_grid/ and tiny_grid.sha256."""
     c = settings.read(Constants, arguments)
     settings.quiet()
     check_versions()
-    folder = Path(c.FOLDER) if c.FOLDER else HERE
-    folders, checksums = ("tiny_llama", "tiny_gsm8k"), "tiny.sha256"
-    if c.TASK == "grid":
-        folders, checksums = ("tiny_grid",), "tiny_grid.sha256"
+    folder, recipe = Path(c.FOLDER) if c.FOLDER else HERE, RECIPES[c.TASK]
+    grid = c.TASK == "grid"
+    folders, checksums = (("tiny_grid",), "tiny_grid.sha256") if grid else (
+        ("tiny_llama", "tiny_gsm8k"), "tiny.sha256"
+    )  # fmt: skip
     model = folder / folders[0]
-    dataset = {} if c.TASK == "grid" else make_dataset(random.Random(c.SEED))
+    dataset = {} if grid else make_dataset(random.Random(c.SEED))
     for split, rows in dataset.items():
         path = folder / "tiny_gsm8k" / f"{split}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     tokenizer = make_tokenizer(c)
-    hf = make_config(c, tokenizer)
+    hf = transformers.LlamaConfig(**memory.PUBLISHED[memory.LLAMA_3_1_8B] | dict(  # with our sizes
+        vocab_size=len(tokenizer), bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id, hidden_size=recipe.hidden, intermediate_size=recipe.mlp,
+        num_hidden_layers=recipe.layers, num_attention_heads=HEADS, num_key_value_heads=KV_HEADS,
+        head_dim=recipe.hidden // HEADS, dtype="float32", architectures=["LlamaForCausalLM"],
+    ))  # fmt: skip
     hf.save_pretrained(model)
-    tokens = RECIPES[c.TASK].max_tokens
+    tokens = recipe.max_tokens
     config = llama.to_maxtext_config(hf, rows=TRAINING_BATCH, prompt_tokens=tokens - 1, new_tokens=1)
     adapter, mesh = model_creation_utils.from_pretrained(
         config, wrap_with_tunix_adapter=True, tokenizer_pad_id=tokenizer.pad_token_id,

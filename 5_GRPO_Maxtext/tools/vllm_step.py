@@ -1,7 +1,7 @@
 """A step of vLLM's engine for TPUs (tpu-inference 0.32.0), for fit_check in the TPU's environment.
 
-That's its Llama with the paged attention kernel (Pallas), the sampler and the log-probs. The engine compiles
-them separately; here they're one program.
+Its Llama with the paged attention kernel (Pallas), the sampler and the log-probs; the engine itself compiles
+them separately.
 """
 
 import types
@@ -26,15 +26,11 @@ SEQUENCES, TOKENS, PAGE = 256, 2048, 64  # vLLM's defaults on a v6e: at once, pe
 def step_program(c, hf, mesh: Mesh, chip: str):
     """A step that reads TOKENS tokens of SEQUENCES answers and samples a token of each.
 
-    Args:
-        mesh: ("data", "model"), of the chips that generate.
-        chip: "v5e", "v5p" or "v6e"; the kernel asks jax for the one that's attached.
-
-    Returns:
-        The function, to be compiled inside `jax.set_mesh(mesh)`, and its arguments: weights, KV cache of
-        SEQUENCES whole answers, the rest.
+    `mesh` is ("data", "model") of the chips that generate, of the kind `chip`: "v5e", "v5p" or "v6e". Returns
+    the function, to be compiled inside `jax.set_mesh(mesh)`, and its arguments: weights, KV cache of
+    SEQUENCES whole answers, the rest.
     """
-    for module in (kernel, block_sizes):
+    for module in (kernel, block_sizes):  # they would ask jax for the attached chip
         module.get_tpu_version = lambda: int(chip[1])
     block_sizes.get_device_name = lambda *_: f"TPU {chip}".removesuffix("p")
     jax_parallel_state._PP = jax_parallel_state.GroupCoordinator(0, 1)
@@ -51,9 +47,8 @@ def step_program(c, hf, mesh: Mesh, chip: str):
     with jax.set_mesh(mesh):
         model = nnx.eval_shape(lambda: LlamaForCausalLM(config, jax.random.key(0), mesh))
     graphdef, state = nnx.split(model)
-    weights = jax.tree.map(
-        lambda x, spec: array(x.shape, x.dtype, spec), state, nnx.get_partition_spec(state)
-    )
+    specs = nnx.get_partition_spec(state)
+    weights = jax.tree.map(lambda x, spec: array(x.shape, x.dtype, spec), state, specs)
 
     def step(weights, caches, tokens, metadata, last, key, how):
         model = nnx.merge(graphdef, weights)
@@ -71,9 +66,7 @@ def step_program(c, hf, mesh: Mesh, chip: str):
         input_positions=array((TOKENS,)), block_tables=array((pages,)), seq_lens=array((SEQUENCES,)),
         query_start_loc=array((SEQUENCES + 1,)), request_distribution=array((3,)),
     )  # fmt: skip
-    how = TPUSupportedSamplingMetadata(
-        *(array((SEQUENCES,), kind) for kind in (jnp.float32, jnp.int32, jnp.float32)), do_sampling=True
-    )
-    key = array((), jax.random.key(0).dtype)
-    caches = [cache] * hf.num_hidden_layers
-    return step, (weights, caches, array((TOKENS,)), metadata, array((SEQUENCES,)), key, how)
+    per_answer, share = array((SEQUENCES,)), array((SEQUENCES,), jnp.float32)
+    how = TPUSupportedSamplingMetadata(share, per_answer, share, do_sampling=True)
+    key, caches = array((), jax.random.key(0).dtype), [cache] * hf.num_hidden_layers
+    return step, (weights, caches, array((TOKENS,)), metadata, per_answer, key, how)
