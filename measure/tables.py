@@ -10,7 +10,7 @@ describes it for both languages:
     ]
 
 In a cell, {kind column format} is a figure of the line's rows. `@ column=value` (or !=, <=, >) at its end
-takes some of the rows, 100*column is in percent. "{words}" is what the table `words` says of the line's first key.
+takes some of the rows, 100*column is in percent. "{words}" is what the table `words` says of the line's key.
 """
 
 import json
