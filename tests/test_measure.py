@@ -114,12 +114,8 @@ def test_a_changed_default_names_what_it_makes_stale(monkeypatch):
     for job in JOBS:
         code, given = job.hashes()
         for path in job.products():
-            entries[str(path.relative_to(ROOT))] = {
-                "code": code,
-                "given": given,
-                "commit": "abc",
-                "minutes": 1,
-            }
+            entry = {"code": code, "given": given, "commit": "abc", "minutes": 1}
+            entries[str(path.relative_to(ROOT))] = entry
     monkeypatch.setattr(lock, "read", lambda: entries)
     assert run.stale(JOBS) == []
     read_text, script = Path.read_text, ROOT / "2_Cart_Pole_DQN" / "cart_pole_dqn.py"
