@@ -9,8 +9,8 @@ describes it for both languages:
       ["last policy", "最後的策略", "{mean_std eval_return .1f}"],
     ]
 
-In a cell, {kind column format} is a figure of the line's rows. `@ column=value` at its end takes some of the
-rows, 100*column is in percent. "{words}" is what the table `words` says of the line's first key.
+In a cell, {kind column format} is a figure of the line's rows. `@ column=value` (or !=, <=, >) at its end
+takes some of the rows, 100*column is in percent. "{words}" is what the table `words` says of the line's key.
 """
 
 import json
