@@ -155,8 +155,8 @@ def protection(wanted: str = PROTECTION) -> str:
         faults[kind] = _fault(kind)
         if not faults[kind]:
             return kind
-    raise ValueError(
-        f"CODE_PROTECTION={wanted}: no answer runs unprotected. "
-        f"{'; '.join(map(': '.join, faults.items()))}. Remedy: install bubblewrap, allow user namespaces, or "
-        "set the environment variable CODE_PROTECTION=limits: answers then see your files"
-    )
+    remedy = "install bubblewrap, or allow user namespaces"
+    if wanted == "auto":
+        remedy += ", or set the environment variable CODE_PROTECTION=limits: answers then see your files"
+    reasons = "; ".join(map(": ".join, faults.items()))
+    raise ValueError(f"CODE_PROTECTION={wanted}: no answer runs unprotected. {reasons}. Remedy: {remedy}")

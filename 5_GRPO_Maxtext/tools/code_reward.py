@@ -33,7 +33,8 @@ def main(arguments: list[str]) -> None:
         passed = code_grading.verdicts(*files) if files else []
         tests = code_grading.readable_tests(files[1], None) if files else []
     except (ValueError, RuntimeError, OSError) as error:
-        raise settings.UserError(f"ANSWER={c.ANSWER} TESTS={c.TESTS}: {error}") from None
+        given = f"ANSWER={c.ANSWER} TESTS={c.TESTS}: " if c.ANSWER else ""
+        raise settings.UserError(f"{given}{error}") from None
     if passed:
         print(f"score: {sum(passed) / len(passed):.3f}")
     if isinstance(tests, tuple):
