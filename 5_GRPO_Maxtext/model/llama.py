@@ -151,7 +151,7 @@ def load_tokenizer(folder: Path):
         named = json.loads(generation.read_text()).get("eos_token_id") if generation.is_file() else []
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(
-            f"MODEL={folder}: its tokenizer is missing or damaged ({first_line(error)}); fetch it again"
+            f"MODEL={folder}: no tokenizer that can be read ({first_line(error)}); fetch damaged files again"
         ) from None
     ids = {tokenizer.eos_token_id, *([named] if isinstance(named, int) else named or [])}
     vocabulary = tokenizer.get_vocab()
