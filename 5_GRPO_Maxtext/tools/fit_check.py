@@ -414,12 +414,13 @@ def pins(card: bool) -> str:
 def largest(name: str, algorithm: str, arguments: Sequence[str]) -> tuple[list[dict], str]:
     """`check` of the largest batch that fits, by halving: answers of a pass for a slice, questions for cards.
 
-    The last row is that of a batch twice as large. For a slice, where vLLM has memory of its own, the update
-    alone is compiled; for cards all programs. `arguments` leave out BATCH_SIZE and, for a slice,
-    NUM_GENERATIONS; there they have TRAIN_MICRO_BATCH_SIZE=0.
+    For a slice the update alone is compiled, and vLLM has to fit beside it; for cards all programs are. The
+    last row is that of the smallest batch that doesn't fit; before it come those that fit without vLLM.
+    `arguments` leave out BATCH_SIZE and, for a slice, NUM_GENERATIONS; there they have
+    TRAIN_MICRO_BATCH_SIZE=0.
     """
     machine = memory.machine_of(name)
-    card, found = machine.kind in memory.CARDS, []
+    card, rows = machine.kind in memory.CARDS, []
     for i in reversed(range((MOST_QUESTIONS if card else MOST_PER_CHIP).bit_length())):
         if card:
             sizes = (f"BATCH_SIZE={2**i}",)
@@ -429,13 +430,15 @@ def largest(name: str, algorithm: str, arguments: Sequence[str]) -> tuple[list[d
             if group < 2:  # one answer has no group to be compared with
                 continue
             sizes = f"BATCH_SIZE={answers // group}", f"NUM_GENERATIONS={group}"
-        case, larger = (name, algorithm, (*arguments, *sizes)), found[-1:]
+        case = name, algorithm, (*arguments, *sizes)
         found, verdict = check(*case, only="decode" if card else "update")
         if card and found[-1]["left"] >= 0:
             found, verdict = check(*case)
-        if found[-1]["left"] >= 0:
+        fits = found[-1]["left"] >= 0
+        rows = found + rows if fits else found[-1:]
+        if fits and (card or found[-1]["vllm_least"] <= found[-1]["vllm_most"]):
             break
-    return found + larger, verdict
+    return rows, verdict
 
 
 # %% Main ---------------------------------------------------------------------------------------------------
