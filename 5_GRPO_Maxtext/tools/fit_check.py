@@ -362,9 +362,9 @@ def check(name: str, algorithm: str, arguments: Sequence[str], only: str = "") -
 def largest(name: str, algorithm: str, arguments: Sequence[str]) -> tuple[list[dict], str]:
     """`check` of the largest batch that fits, by halving: answers of a pass for a slice, questions for cards.
 
-    The last row is that of a batch twice as large. For a slice, where vLLM has memory of its own, the update
-    alone is compiled. `arguments` leave out BATCH_SIZE and, for a slice, NUM_GENERATIONS; there they have
-    TRAIN_MICRO_BATCH_SIZE=0.
+    For a slice the update alone is compiled, and vLLM has to fit beside it. The last row is that of the
+    smallest batch that doesn't fit; before it come those that only fit without vLLM. `arguments` leave out
+    BATCH_SIZE and, for a slice, NUM_GENERATIONS; there they have TRAIN_MICRO_BATCH_SIZE=0.
     """
     machine, rows = memory.machine_of(name), []
     card = machine.kind in memory.CARDS
@@ -376,11 +376,12 @@ def largest(name: str, algorithm: str, arguments: Sequence[str]) -> tuple[list[d
             if group < 2:  # one answer has no group to be compared with
                 continue
             sizes = f"BATCH_SIZE={answers // group}", f"NUM_GENERATIONS={group}"
-        larger = rows[-1:]
-        rows, verdict = check(name, algorithm, (*arguments, *sizes), only="" if card else "update")
-        if rows[-1]["left"] >= 0:
+        found, verdict = check(name, algorithm, (*arguments, *sizes), only="" if card else "update")
+        fits = found[-1]["left"] >= 0
+        rows = found + rows if fits else found[-1:]
+        if fits and (card or found[-1]["vllm_least"] <= found[-1]["vllm_most"]):
             break
-    return rows + larger, verdict
+    return rows, verdict
 
 
 # %% Main ---------------------------------------------------------------------------------------------------
