@@ -65,10 +65,10 @@ def test_the_pages_tables_are_the_committed_ones(language):
     for row in table("fit_rungs.csv"):
         given = dict(argument.split("=") for argument in row["constants"].split())
         least, most = float(row["vllm_least"]), float(row["vllm_most"])
-        cell = f"{int(given['BATCH_SIZE']) * int(given['NUM_GENERATIONS'])}: "
-        cell += f"{least:.2f} – {most:.2f}" if least <= most else "✗"
+        answers = int(given["BATCH_SIZE"]) * int(given["NUM_GENERATIONS"])
+        cell = f"{answers}: {least:.2f} – {most:.2f}" if least <= most else "✗"
         cell = cell if float(row["left"]) >= 0 else "–"
-        # the first row of a case is the largest that fits
+        # the first row of a case is the largest that fits beside vLLM, or the smallest if none does
         lines.setdefault(row["machine"], {}).setdefault((given["MODEL"], given["LORA_RANK"]), cell)
     assert len({tuple(cells) for cells in lines.values()}) == 1  # the columns
     for machine, cells in lines.items():
