@@ -99,17 +99,19 @@ def test_a_file_is_compiled_case_by_case_and_goes_on_where_it_stopped(monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("name", "held", "answers"),
-    [("v5e-1", 5, [4, 8]), ("v5e-8", 5, [32, 64]), ("v5e-1", 1, [2, 4]), ("v5e-1", 100, [64]),
-     ("8xh100", 100, [512]), ("t4", 1, [8, 16])],
+    ("name", "held", "beside", "answers"),
+    [("v5e-1", 5, 5, [4, 8]), ("v5e-8", 5, 5, [32, 64]), ("v5e-1", 5, 2, [2, 4, 8]), ("v5e-1", 1, 1, [2, 4]),
+     ("v5e-1", 100, 100, [64]), ("8xh100", 100, 0, [512]), ("t4", 1, 1, [8, 16])],
 )  # fmt: skip
-def test_the_largest_batch_is_found_by_halving(monkeypatch, name, held, answers):
-    """A chip holds `held` answers: so many fit, and twice as many don't; one answer is no group."""
+def test_the_largest_batch_is_found_by_halving(monkeypatch, name, held, beside, answers):
+    """A chip holds `held` answers, beside vLLM `beside`: so many fit, and no more; one is no group."""
 
     def check(name, algorithm, arguments, only=""):
         given = {"NUM_GENERATIONS": 8} | dict(argument.split("=") for argument in arguments)
         asked = int(given["BATCH_SIZE"]) * int(given["NUM_GENERATIONS"])
-        return [dict(answers=asked, left=held - asked / memory.machine_of(name).chips)], f"{asked} answers"
+        each = asked / memory.machine_of(name).chips
+        row = dict(answers=asked, left=held - each, vllm_least=each, vllm_most=beside)
+        return [row], f"{asked} answers"
 
     monkeypatch.setattr(fit, "check", check)
     rows, said = fit.largest(name, "GRPO", [])

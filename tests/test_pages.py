@@ -91,7 +91,7 @@ def test_every_page_has_both_languages():
 
 def in_english(link):
     """A link without anchor and language."""
-    return re.sub(r"_ch\.(md|svg)$", r".\1", link.split("#")[0])
+    return re.sub(r"_ch\.(md|svg|png)$", r".\1", link.split("#")[0])
 
 
 def skeleton(text):

@@ -366,7 +366,7 @@ def largest(name: str, algorithm: str, arguments: Sequence[str]) -> tuple[list[d
     smallest batch that doesn't fit; before it come those that only fit without vLLM. `arguments` leave out
     BATCH_SIZE and, for a slice, NUM_GENERATIONS; there they have TRAIN_MICRO_BATCH_SIZE=0.
     """
-    machine, rows = memory.machine_of(name), []
+    machine, fitting, over = memory.machine_of(name), [], []
     card = machine.kind in memory.CARDS
     for i in reversed(range(7)):  # 64 questions, or answers per chip, and fewer
         sizes = (f"BATCH_SIZE={2**i}",)
@@ -377,11 +377,13 @@ def largest(name: str, algorithm: str, arguments: Sequence[str]) -> tuple[list[d
                 continue
             sizes = f"BATCH_SIZE={answers // group}", f"NUM_GENERATIONS={group}"
         found, verdict = check(name, algorithm, (*arguments, *sizes), only="" if card else "update")
-        fits = found[-1]["left"] >= 0
-        rows = found + rows if fits else found[-1:]
-        if fits and (card or found[-1]["vllm_least"] <= found[-1]["vllm_most"]):
+        if found[-1]["left"] < 0:
+            over = found[-1:] + over[:1]
+            continue
+        fitting = found + fitting
+        if card or found[-1]["vllm_least"] <= found[-1]["vllm_most"]:
             break
-    return rows, verdict
+    return fitting + over[:1] if fitting else over, verdict
 
 
 # %% Main ---------------------------------------------------------------------------------------------------
