@@ -275,6 +275,13 @@ def test_the_learning_rate_is_0_after_the_last_update_of_every_method(run, metho
     assert np.argmax(moved) == int(0.1 * updates) and max(moved) == pytest.approx(1, abs=0.01)
 
 
+def test_the_kl_is_one_to_the_untrained_network(run):
+    """It starts near 0, and does not stay there."""
+    for method in ("grpo", "ppo", "reinforce"):
+        kl = run[method].log.kl
+        assert (kl[:, -1] > 10 * np.abs(kl[:, 0])).all() and (kl[:, -1] > 0.01).all()
+
+
 def test_only_ppos_critic_learns_and_actors_begin_equal(run):
     ppo = run["ppo"]
     before, after, actor = (

@@ -179,7 +179,7 @@ def test_the_torque_starts_wide_and_centred_and_keeps_to_its_limits():
 def test_the_learning_rates(script, share):
     """Adam's step under a constant gradient is the learning rate itself: read it off the weights."""
     falling = [f"LEARNING_RATE_END={share}"] * (script is pendulum)
-    c, agent = agent_of(script, "NUM_STEPS=3000", "NUM_EPOCHS=1", *falling)  # 20 updates
+    c, agent = agent_of(script, "NUM_STEPS=1500", "NUM_EPOCHS=2", *falling)  # 20 updates
     for network, optimizer, rate in (
         (agent.actor, agent.actor_optimizer, c.ACTOR_LEARNING_RATE),
         (agent.critic, agent.critic_optimizer, c.CRITIC_LEARNING_RATE),
@@ -193,9 +193,7 @@ def test_the_learning_rates(script, share):
             moved.append((before - params(network)[0]).mean())
         # differences of float32
         np.testing.assert_allclose(moved, rate * np.linspace(1, share, 21), rtol=1e-2, atol=1e-3 * rate)
-        if (
-            script is pendulum
-        ):  # Adam's first moment is the mean of the gradients as shortened: here all alike
+        if script is pendulum:  # Adam's first moment is the mean of the shortened gradients, here all alike
             mean = optax.global_norm(optimizer.opt_state[1][0].mu) / (1 - 0.9**21)
             assert float(mean) == pytest.approx(c.MAX_GRAD_NORM, rel=1e-4)  # float32
 
