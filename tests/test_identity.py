@@ -140,13 +140,9 @@ def rewrite(path, **changes):
     Path(path).write_text(json.dumps(json.loads(Path(path).read_text()) | changes))
 
 
-def count(*more):
-    pass_at_k.main(["CHECKPOINT=run", "SAMPLES=2", "NUM_QUESTIONS=2", "RUN_DIR=p", *more])
-
-
 READERS = {
     "inference": lambda: inference.main(["CHECKPOINT=run", "How many cards does Tom have?"]),
-    "pass@k": count,
+    "pass@k": lambda: pass_at_k.main(["CHECKPOINT=run", "SAMPLES=2", "NUM_QUESTIONS=2", "RUN_DIR=p"]),
     "export": lambda: convert_checkpoint.main(["SOURCE=run", "TARGET=hf"]),
 }
 
@@ -165,33 +161,6 @@ def test_every_reader_of_a_checkpoint_says_that_its_base_is_another(run, name, c
     with pytest.raises(UserError, match=r"^MODEL=model: the content isn't .*; put it back"):
         READERS[name]()
     assert not Path("hf").exists()
-
-
-ASKED_AGAIN = {  # what is done to a run whose counts are kept, and how many models are then asked again
-    "nothing": (lambda: None, 0),
-    "trained anew under its name": (lambda: rewrite("run/run.json", run_id="another"), 1),
-    "a copy of it": (lambda: [Path("run").rename("r"), shutil.copytree("r", "run")], 0),
-    "the test questions": (lambda: edit("data/test.jsonl", "#### ", "#### 1"), 2),
-    "the prompt": (lambda: rewrite("run/constants.json", TEMPLATE="Q: {question}"), 2),
-    "a limit": (lambda: rewrite("run/constants.json", TOTAL_GENERATION_STEPS=20), 2),
-    "the base": (lambda: move_one_weight("model"), 2),
-    "the last step": (lambda: shutil.rmtree("run/checkpoints/8"), 1),
-    "half of a file": (lambda: [path.write_text("{") for path in Path("p").glob("counts*")], 2),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ASKED_AGAIN)
-def test_kept_counts_are_those_of_the_same_run_questions_and_rewards(run, name, monkeypatch):
-    rewrite("run/constants.json", DATASET="data", MAX_PROMPT_LENGTH=99)
-    asked, none = [], {"strict": [0, 0], "lenient": [0, 0]}
-    monkeypatch.setattr(pass_at_k, "count_right", lambda *arguments: asked.append(arguments) or none)
-    count()
-    assert len(asked) == 2
-    happens, again = ASKED_AGAIN[name]
-    happens()
-    for _ in range(2):
-        count()
-        assert len(asked) == 2 + again
 
 
 def test_a_run_does_not_go_on_with_another_reward(capsys):

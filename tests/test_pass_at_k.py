@@ -5,7 +5,6 @@ import itertools
 import json
 import math
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -51,7 +50,7 @@ def run(finished, tmp_path_factory):
     return folder
 
 
-def test_counts_table_and_picture_of_real_runs(run, monkeypatch):
+def test_counts_and_table_of_real_runs(run, monkeypatch):
     texts = []
     generate = MaxTextRollout.generate
 
@@ -83,17 +82,8 @@ def test_counts_table_and_picture_of_real_runs(run, monkeypatch):
         assert float(row["low"]) <= float(row["pass_at_k"]) <= float(row["high"])
         assert int(row["never_right"]) == (right.sum(axis=1) == 0).sum()
         assert (row["questions"], row["samples"]) == (str(NUM_QUESTIONS), str(SAMPLES))
-    assert not np.array_equal(by_model[0], by_model[1]) and Path("out/pass_at_k.png").stat().st_size > 5_000
-
-    old, texts[:] = Path("out/pass_at_k.csv").read_text(), []
-    kept = {path: json.loads(path.read_text()) for path in Path("out").glob("counts_*.json")}
-    assert sorted(found["step"] for found in kept.values()) == [0, 2, 8]
-    [counted] = [path for path, found in kept.items() if found["step"] == 2]
-    counted.unlink()  # as if stopped there
-    pass_at_k.main(arguments)
-    assert len(texts) == NUM_QUESTIONS * SAMPLES and Path("out/pass_at_k.csv").read_text() == old
-    pass_at_k.main([*arguments[1:], f"CHECKPOINT={run}/seed_0,", "SEED=1"])  # other draws: none is kept
-    assert len(texts) == 3 * NUM_QUESTIONS * SAMPLES
+    assert not np.array_equal(by_model[0], by_model[1])
+    assert len(set(map(tuple, by_model[1]))) == NUM_QUESTIONS  # each batch has draws of its own
 
 
 @pytest.mark.parametrize(

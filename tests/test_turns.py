@@ -318,7 +318,7 @@ def test_tools_in_which_nobody_answers_refuse_a_run_with_turns(tmp_path):
     c = pass_at_k.Constants(RUN_DIR=str(tmp_path / "out"))
     for ask in (
         lambda: inference.read_arguments([f"CHECKPOINT={tmp_path}"]),
-        lambda: pass_at_k.kept_counts(c, str(tmp_path), trained=False),
+        lambda: pass_at_k.count_right(c, str(tmp_path), trained=False),
     ):
         with pytest.raises(UserError, match=r"was trained by turns with ENVIRONMENT=.* nobody answers"):
             ask()

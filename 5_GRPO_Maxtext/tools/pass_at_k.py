@@ -5,15 +5,12 @@ answers more often? At large k many untrained models overtake the trained ones (
 
     python 5_GRPO_Maxtext/tool.py pass_at_k CHECKPOINT=runs/seed_0,runs/seed_1,runs/seed_2
 
-Writes pass_at_k.csv and pass_at_k.png. The answers are sampled from the policy itself, at temperature 1.
-It saves the counts, so the same command continues after a stop.
+Writes pass_at_k.csv. The answers are sampled from the policy itself, at temperature 1.
 """
 
-import hashlib
 import itertools
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated
@@ -35,13 +32,12 @@ class Constants:
     BATCH_SIZE: Count = 512  # answers decoded at once; more: faster, and more memory
     SEED: Seed = 0  # of the sampled answers
     REWARD_FUNC: str = ""  # Python file with the runs' own compute_score; none is run unless named here
-    RUN_DIR: str = "runs/pass_at_k"  # folder for counts, CSV and picture
+    RUN_DIR: str = "runs/pass_at_k"  # folder for the CSV file
 
 
 RESAMPLES = 2_000  # of the questions, for the intervals
 COLUMNS = ["model", "reading", "k", "pass_at_k", "low", "high", "never_right", "questions", "samples"]
-COLORS = {"untrained": "#888888", "trained": "#1f77b4"}
-READINGS = {"strict": "right, in the form asked for", "lenient": "right by the last number"}
+READINGS = "strict", "lenient"  # right in the form asked for, right by the last number
 
 
 # %% Imports ------------------------------------------------------------------------------------------------
@@ -49,7 +45,6 @@ if __name__ == "__main__":  # refuses a wrong constant now, before seconds of im
     settings.refuse_early(Constants)
 
 import jax
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from tqdm import tqdm
@@ -59,7 +54,7 @@ import reward_func
 from model import devices, llama
 from model.rollout import sampling
 from model.versions import check_versions
-from run import identity, process, run_files, start
+from run import process, start
 from run import trained as runs
 from run.plain_text import shown
 from task import run_grader
@@ -83,83 +78,48 @@ def interval(values: np.ndarray, seed: int) -> tuple[float, float]:
 
 
 # %% Answers ------------------------------------------------------------------------------------------------
-def count_right(c: Constants, ask, checkpoint, step: int, rows, grader, tokenizer) -> dict[str, list[int]]:
-    """How many of n answers to each question are right, strict and lenient; step 0: the untrained model."""
-    rollout = runs.make_rollout(ask, tokenizer, c.SAMPLES * len(rows), checkpoint)
-    if step:
-        runs.restore(rollout, *runs.place_of(checkpoint))
-
-    counts = {reading: np.zeros(len(rows), int) for reading in READINGS}
-    asked = np.repeat(np.arange(len(rows)), c.SAMPLES)
-    for first in tqdm(range(0, len(asked), ask.BATCH_SIZE), f"step {step}", disable=None):
-        part = asked[first : first + ask.BATCH_SIZE]
-        how = sampling(ask, "policy", seed=jax.random.fold_in(jax.random.key(c.SEED), first))
-        texts = rollout.generate([rows[i]["prompts"] for i in part], how).text
-        columns = {name: [rows[i][name] for i in part] for name in ("answer", "data_source", "extra_info")}
-        np.add.at(counts["strict"], part, grader.score(texts, **columns) >= 1)
-        np.add.at(counts["lenient"], part, grader.right_lenient(texts, **columns))
-    return {reading: found.tolist() for reading, found in counts.items()}
-
-
-def kept_counts(c: Constants, run: str, trained: bool) -> dict[str, list[int]]:
-    """`count_right`, cached in RUN_DIR in a file named after everything the counts depend on."""
-    rows = min(c.BATCH_SIZE, c.SAMPLES * c.NUM_QUESTIONS)
-    arguments = [f"CHECKPOINT={run}", f"REWARD_FUNC={c.REWARD_FUNC}", f"BATCH_SIZE={rows}"]
+def count_right(c: Constants, run: str, trained: bool) -> dict[str, np.ndarray]:
+    """How many of n answers to each question are right, strict and lenient: int [Q] each."""
+    at_once = min(c.BATCH_SIZE, c.SAMPLES * c.NUM_QUESTIONS)
+    arguments = [f"CHECKPOINT={run}", f"REWARD_FUNC={c.REWARD_FUNC}", f"BATCH_SIZE={at_once}"]
     ask, _, checkpoint = inference.read_arguments(arguments)
     if checkpoint is None:
         raise UserError(f"CHECKPOINT={run}: there is no run yet; train one, then give its folder")
-    step = runs.place_of(checkpoint)[1] if trained else 0
     made = SimpleNamespace(**checkpoint.constants)  # questions are read and asked as the run did
     data = start.read_questions(made)
     everything = [row for rows, _ in data.values() for row in rows]
     grader = run_grader.make_grader(ask.REWARDS, ask.REWARD_FUNC, reward_func, everything)
     tokenizer = llama.load_tokenizer(llama.load_hf_config(ask.MODEL)[0])
-    mine = SimpleNamespace(**vars(made) | {"REWARD_FUNC": ask.REWARD_FUNC, "METHOD": "", "TEACHER": ""})
-    mine.NUM_TEST_QUESTIONS = c.NUM_QUESTIONS
-    rows, _ = start.as_asked(mine, {"test": data["test"]}, grader, tokenizer)
-    if trained and (said := runs.changed_model(ask.MODEL, checkpoint)):
-        print(shown(f"note: {said}; counted as it is now"))
-    identities = identity.of(mine, rows, grader.names, reward_func.__file__)
-    known = {"constants": asdict(c) | {"CHECKPOINT": ""}, "asked": asdict(ask) | {"CHECKPOINT": ""}}
-    known |= {"step": step, "run": checkpoint.note.get("run_id", run) if step else "", "identity": identities}
-    digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:12]
-    path = Path(c.RUN_DIR) / f"counts_{digest}.json"
-    kept = run_files.read_object(path)
-    if kept is None or "counts" not in kept:
-        kept = known | {"counts": count_right(c, ask, checkpoint, step, rows["test"], grader, tokenizer)}
-        settings.write_whole(path, json.dumps(kept) + "\n")
-    return kept["counts"]
+    made.NUM_TEST_QUESTIONS = c.NUM_QUESTIONS
+    rows = start.as_asked(made, {"test": data["test"]}, grader, tokenizer)[0]["test"]
+    rollout = runs.make_rollout(ask, tokenizer, c.SAMPLES * len(rows), checkpoint)
+    if trained:
+        if said := runs.changed_model(ask.MODEL, checkpoint):
+            print(shown(f"note: {said}; counted as it is now"))
+        runs.restore(rollout, *runs.place_of(checkpoint))
+
+    counts = {reading: np.zeros(len(rows), int) for reading in READINGS}
+    asked = np.repeat(np.arange(len(rows)), c.SAMPLES)
+    for first in tqdm(range(0, len(asked), at_once), run if trained else "untrained", disable=None):
+        part = asked[first : first + at_once]
+        how = sampling(ask, "policy", seed=jax.random.fold_in(jax.random.key(c.SEED), first))
+        texts = rollout.generate([rows[i]["prompts"] for i in part], how).text
+        columns = {name: [rows[i][name] for i in part] for name in ("answer", "data_source", "extra_info")}
+        np.add.at(counts["strict"], part, grader.score(texts, **columns) >= 1)
+        np.add.at(counts["lenient"], part, grader.right_lenient(texts, **columns))
+    return counts
 
 
-# %% Table and picture --------------------------------------------------------------------------------------
-def table(c: Constants, counts: dict[str, dict[str, list[int]]]) -> pd.DataFrame:
+# %% Table --------------------------------------------------------------------------------------------------
+def table(c: Constants, counts: dict[str, dict[str, np.ndarray]]) -> pd.DataFrame:
     """One row per model ("untrained", or a run's folder), reading and k; `counts` by model."""
     rows, ks = [], [2**i for i in range(c.SAMPLES.bit_length())]
     for (model, readings), reading, k in itertools.product(counts.items(), READINGS, ks):
-        right = np.array(readings[reading])
+        right = readings[reading]
         values = pass_at_k(right, c.SAMPLES, k)
         shares = values.mean(), *interval(values, c.SEED)
         rows.append((model, reading, k, *shares, (right == 0).sum(), len(right), c.SAMPLES))
     return pd.DataFrame(rows, columns=COLUMNS).round(5)
-
-
-def draw(path: Path, rows: pd.DataFrame) -> None:
-    """Plots untrained against trained, strict on the left, lenient on the right."""
-    figure, panels = plt.subplots(1, 2, figsize=(11, 4), sharey=True, facecolor="white", layout="constrained")
-    for panel, (reading, words) in zip(panels, READINGS.items(), strict=True):
-        for model, mine in rows[rows.reading == reading].groupby("model", sort=False):
-            kind = "untrained" if model == "untrained" else "trained"
-            panel.plot(mine.k, mine.pass_at_k, color=COLORS[kind], marker="o", ms=3, label=kind)
-            panel.fill_between(mine.k, mine.low, mine.high, color=COLORS[kind], alpha=0.15, lw=0)
-        panel.set_xscale("log", base=2)
-        panel.set_xticks(mine.k, map(str, mine.k))
-        panel.set(xlabel="k, answers per question", title=words)
-    panels[0].set(ylabel="questions with a right one among them")
-    figure.suptitle("Trained: right at the first try. Untrained: right after enough tries", fontsize=11)
-    once = dict(zip(*reversed(panels[0].get_legend_handles_labels())))  # several trained models: one entry
-    panels[0].legend(once.values(), once.keys(), frameon=False, loc="lower right")
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -172,14 +132,13 @@ def main(arguments: Sequence[str]) -> None:
     folder = Path(c.RUN_DIR)
     folder.mkdir(parents=True, exist_ok=True)
     names = [name.strip() for name in c.CHECKPOINT.split(",") if name.strip()] or [""]
-    counts = {"untrained": kept_counts(c, names[0], trained=False)}
-    counts |= {name: kept_counts(c, name, trained=True) for name in names}
+    counts = {"untrained": count_right(c, names[0], trained=False)}
+    counts |= {name: count_right(c, name, trained=True) for name in names}
     rows = table(c, counts)
     rows.to_csv(folder / "pass_at_k.csv", index=False, lineterminator="\r\n")
-    draw(folder / "pass_at_k.png", rows)
     for row in rows.to_dict("records"):
         print("{model}, {reading}: pass@{k} {pass_at_k:.1%} ({low:.1%} to {high:.1%})".format(**row))
-    print(f"table: {folder}/pass_at_k.csv, picture: {folder}/pass_at_k.png")
+    print(f"table: {folder}/pass_at_k.csv")
 
 
 if __name__ == "__main__":
