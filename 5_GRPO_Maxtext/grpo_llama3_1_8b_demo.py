@@ -107,7 +107,7 @@ import grpo_variants as variants
 import reward_func
 from model.llm import Llm, Model, Pi, sum_of_passes
 from model.log_probs import token_metrics
-from run import evaluation, start
+from run import dry_run, evaluation, start
 from run.training import TrainingRun
 from task.task import Samples, Task
 
@@ -319,7 +319,7 @@ def main(arguments: list[str]) -> None:
     """Evaluates, trains, evaluates; see the docstring of this file."""
     c = settings.read(Constants, arguments)
     if c.DRY_RUN:
-        return start.dry_run(c, arguments, reward_func, TABLES)
+        return dry_run.dry_run(c, arguments, reward_func, TABLES)
     with start.opened(c, arguments, reward_func, TABLES) as (c, llm, task, folder):
         folder.once("before", lambda: evaluate(c, llm, task, task.test))  # not again by a resumed run
         with TrainingRun(c, llm, task, folder, evaluate) as run:

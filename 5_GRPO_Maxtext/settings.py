@@ -91,11 +91,6 @@ def is_small(model: str) -> bool:
         return False  # missing or unreadable: `start.opened` gets it, and reads the constants again
 
 
-def column(model: str) -> str:
-    """Which column of the constants MODEL takes: "laptop" or "tpu"."""
-    return "laptop" if is_small(model) else "tpu"
-
-
 def defaults(kind: type, column: str) -> dict[str, Any]:
     """Every default of a dataclass of constants by name, from the column "laptop" or "tpu"."""
     return {field.name: field.metadata.get(column, field.default) for field in dataclasses.fields(kind)}
@@ -115,20 +110,19 @@ def read[Constants](
     if {"--help", "-h"} & set(arguments):
         print(help_text(kind))
         sys.exit(0)
-    names = [field.name for field in dataclasses.fields(kind)]
+    values = defaults(kind, "laptop")
     texts = {}
     for argument in arguments:
         name, equals, text = argument.partition("=")
-        if name not in names or not equals:
-            near = ", ".join(difflib.get_close_matches(name.upper(), names, n=3, cutoff=0.5)) or "none"
+        if name not in values or not equals:
+            near = ", ".join(difflib.get_close_matches(name.upper(), values, n=3, cutoff=0.5)) or "none"
             said = f"no such constant; write NAME=value, nearest names: {near} (--help lists all)"
             raise UserError(f"{argument!r}: {said}")
         texts[name] = text
-    given = {name: value for name, value in (saved or {}).items() if name in names} | texts
-    model = given.get("MODEL") or defaults(kind, "laptop").get("MODEL", "")
-    values = defaults(kind, column(model))
-    if not is_small(model):
+    given = {name: value for name, value in (saved or {}).items() if name in values} | texts
+    if not is_small(given.get("MODEL") or values.get("MODEL", "")):
         changed = machines.changes(machines.named(given.get("MACHINE", "")) or machine, given)
+        values = defaults(kind, "tpu")
         values |= {name: value for name, (value, _) in changed.items() if name in values}
     values |= given
     try:
@@ -153,9 +147,8 @@ def reachable(url: str) -> bool:
     import huggingface_hub
 
     with contextlib.suppress(Exception):  # of httpx, of the sockets, or because HF_HUB_OFFLINE is set
-        return bool(
-            huggingface_hub.get_session().head(url, timeout=5).status_code
-        )  # others retry for minutes
+        huggingface_hub.get_session().head(url, timeout=5)  # other calls of it retry for minutes
+        return True
     return False
 
 

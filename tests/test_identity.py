@@ -14,7 +14,7 @@ import inference
 import reward_func
 import settings
 from model import llama
-from run import identity, start
+from run import run_folder, start
 from settings import HERE, UserError
 from task import run_grader
 from tools import convert_checkpoint, pass_at_k
@@ -46,7 +46,7 @@ def found():
     data = start.read_questions(c)
     grader = run_grader.make_grader(c.REWARDS, c.REWARD_FUNC, reward_func, [])
     rows, _ = start.as_asked(c, data, grader, llama.load_tokenizer(Path(c.MODEL)))
-    return identity.of(c, rows, grader.names, "course.py")
+    return run_folder.identity(c, rows, grader.names, "course.py")
 
 
 def edit(path, old, new):
@@ -107,26 +107,12 @@ def test_what_has_changed_is_named_and_nothing_else(name):
     change()
     now = found()
     assert before.keys() == now.keys() and {key for key in now if now[key] != before[key]} == {*names.split()}
-    said = identity.changes(before, now, c, "RUN_DIR=r")
+    said = run_folder.changed(before, now, c, "RUN_DIR=r")
     for key in names.split():
         value = getattr(c, key, None)
         assert (f"{key}={value}" if value else {"TEST_DATASET": "DATASET=data"}.get(key, key)) in said
     assert bool(said) == bool(names) and "\n" not in said
-    assert not identity.changes({}, now, c, "") and not identity.changes({"MODEL": "f" * 40}, now, c, "")
-
-
-def test_of_a_large_file_some_blocks_are_read(monkeypatch):
-    monkeypatch.setattr(identity, "WHOLE", 2**16)
-    monkeypatch.setattr(identity, "BLOCK", 2**10)
-    whole = bytearray(np.random.default_rng(0).bytes(2**20))
-    seen = []
-    for change in (None, 0, 9_000, 2**19 + 5, 2**20 - 1):  # the ends, and two places in between
-        data = whole.copy()
-        if change is not None:
-            data[change : change + 4096] = bytes(len(data[change : change + 4096]))
-        Path("large").write_bytes(data)
-        seen.append(identity.of_file(Path("large")))
-    assert len(set(seen)) == len(seen)
+    assert not run_folder.changed({}, now, c, "") and not run_folder.changed({"MODEL": "f" * 40}, now, c, "")
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ import pytest
 
 import grpo_llama3_1_8b_demo as demo
 import settings
-from run import cost, dry_run, memory
+from run import dry_run, memory
 from run.machine import named
 
 LAUNCH = settings.HERE / "launch"
@@ -248,11 +248,11 @@ def test_hours_and_dollars_of_the_8_b_run_by_hand_and_on_the_page():
         "evaluations": ((4 * 1319 + 14 * 512) * 200 / rate, (4 * 6 + 14 * 2) * wave),
         "start": (20 * 60, 45 * 60),
     }
-    found = cost.hours(c, parameters, "v6e", 8)
+    found = dry_run.hours(c, parameters, "v6e", 8)
     assert [*found] == [*by_hand]
     np.testing.assert_allclose([*found.values()], np.array([*by_hand.values()]) / 3600, rtol=2e-4)  # 8.03e9
     for name, kind, chips, price in (("v6e-8", "v6e", 8, 21.6), ("v5p-8", "v5p", 4, 16.8)):
-        parts = [*cost.hours(c, parameters, kind, chips).values()]
+        parts = [*dry_run.hours(c, parameters, kind, chips).values()]
         cells = [f"{low:.1f} – {high:.1f}" for low, high in (*parts, sum(parts))]
         cells.append("{:.0f} – {:.0f}".format(*price * sum(parts)))
         for language in pages.LANGUAGES:

@@ -24,77 +24,68 @@ def refuse(c) -> None:
 
 def combinations(c) -> None:
     """Constants that contradict each other."""
-    vllm, ahead = c.ROLLOUT_ENGINE == "vllm", c.ROLLOUTS == "one-step-ahead"
+    vllm, ahead, world = c.ROLLOUT_ENGINE == "vllm", c.ROLLOUTS == "one-step-ahead", c.ENVIRONMENT
+    micro, kept, alone = c.TRAIN_MICRO_BATCH_SIZE, c.ZERO_VARIANCE_GROUPS == "keep", c.ADVANTAGE == "none"
     listed = run_grader.reward_names(c.REWARDS)
     think, reasoning = ([name for name in sorted(form) if name in listed] for form in
                         (run_grader.WANT_THINK_TAGS, run_grader.WANT_REASONING_TAGS))  # fmt: skip
     targets, known = lora_targets(c.LORA_TARGETS), lora_targets(Machine.LORA_TARGETS)
-    faults = {
-        f"LORA_TARGETS={c.LORA_TARGETS}: name each weight once, of {','.join(known)}":
-            not set(targets) <= set(known) or len(set(targets)) < len(targets),
-        f"TOP_K={c.TOP_K}: use 1 or more, or -1 to switch it off": c.TOP_K != -1 and c.TOP_K < 1,
-        f"TRAIN_MICRO_BATCH_SIZE={c.TRAIN_MICRO_BATCH_SIZE}: must divide BATCH_SIZE={c.BATCH_SIZE}":
-            c.TRAIN_MICRO_BATCH_SIZE and c.BATCH_SIZE % c.TRAIN_MICRO_BATCH_SIZE,
-        f"REFERENCE_OFFLOAD=True: with LORA_RANK={c.LORA_RANK} the reference is the base itself, with no "
-        "second copy to move; set it to False": c.LORA_RANK and c.REFERENCE_OFFLOAD,
-        f"OVERLONG_BUFFER={c.OVERLONG_BUFFER}: more than TOTAL_GENERATION_STEPS={c.TOTAL_GENERATION_STEPS}; "
-        "it counts the last tokens before that limit": c.OVERLONG_BUFFER > c.TOTAL_GENERATION_STEPS,
-        "ROLLOUTS=one-step-ahead: works neither with ZERO_VARIANCE_GROUPS=refill nor with TEMPERATURE_END "
-        f"(ZERO_VARIANCE_GROUPS={c.ZERO_VARIANCE_GROUPS}, TEMPERATURE_END={c.TEMPERATURE_END}); drop one":
-            ahead and (c.ZERO_VARIANCE_GROUPS == "refill" or c.TEMPERATURE_END),
-        f"EPSILON_HIGH={c.EPSILON_HIGH}: below EPSILON={c.EPSILON}; raise it, or 0 for the same":
-            0 < c.EPSILON_HIGH < c.EPSILON,
-        f"EPSILON_HIGH={c.EPSILON_HIGH}: LOSS_ALGO=grpo clips by EPSILON on both sides; set LOSS_ALGO=dapo":
-            c.EPSILON_HIGH and c.LOSS_ALGO == "grpo",
-        "LOSS_ALGO=dapo: EPSILON_HIGH=0 makes it plain GRPO; set EPSILON_HIGH=0.28":
-            c.LOSS_ALGO == "dapo" and not c.EPSILON_HIGH,
-        f"TARGET_KL={c.TARGET_KL}: BETA=0 has no reference model; set BETA above 0":
-            c.TARGET_KL and not c.BETA,
-        f"TEACHER={c.TEACHER}: BETA=0 has no pull to it; set BETA=1": c.TEACHER and not c.BETA,
-        f"TEACHER={c.TEACHER}: the gradient of KL_LOSS_MODE=kl is 0 on average; set it to mse_kl":
-            c.TEACHER and c.KL_LOSS_MODE == "kl",
-        "ADVANTAGE=none: then only a teacher teaches; set TEACHER": c.ADVANTAGE == "none" and not c.TEACHER,
-        f"ZERO_VARIANCE_GROUPS={c.ZERO_VARIANCE_GROUPS}: with ADVANTAGE=none no group has an advantage; set "
-        "it to keep": c.ADVANTAGE == "none" and c.ZERO_VARIANCE_GROUPS != "keep",
-        f"SAMPLER_WEIGHT={c.SAMPLER_WEIGHT}: SAMPLER_CORRECTION=0 weighs nothing; set it to 2":
-            c.SAMPLER_WEIGHT != "token" and not c.SAMPLER_CORRECTION,
-        "REFERENCE_OFFLOAD=True: BETA=0 has no reference model; set BETA above 0":
-            c.REFERENCE_OFFLOAD and not c.BETA,
-        f"SCAN_LAYERS={c.SCAN_LAYERS}: with ROLLOUT_ENGINE=vllm it must be True; MaxText names only the "
-        "stacked layers to vLLM, others would keep vLLM's random weights without a word":
-            vllm and not c.SCAN_LAYERS,
-        f"LOGITS_CLIP={c.LOGITS_CLIP}: vLLM draws from the logits as they are, another policy than the one "
-        "that would be trained; use 0, or set ROLLOUT_ENGINE=maxtext": vllm and c.LOGITS_CLIP,
-        f"TEMPERATURE={c.TEMPERATURE}, TEMPERATURE_END={c.TEMPERATURE_END}: vLLM takes at most "
-        f"{VLLM_TEMPERATURE}; lower it, or set ROLLOUT_ENGINE=maxtext":
-            vllm and max(c.TEMPERATURE, c.TEMPERATURE_END) > VLLM_TEMPERATURE,
-        f"MACHINE={c.MACHINE}: no such machine; {', '.join(CARDS)}, several of them (8xh100), or a TPU slice "
-        "(v6e-8)": c.MACHINE and not named(c.MACHINE),
-        f"MACHINE={c.MACHINE}: is what a dry run plans for, a run takes what is here; set DRY_RUN=True":
-            c.MACHINE and not c.DRY_RUN,
-        f"REWARDS={c.REWARDS}: {', '.join(think[:1])} wants <think>, {', '.join(reasoning[:1])} wants "
-        "<reasoning>; choose one form": think and reasoning,
-    }  # fmt: skip
-    alone = {"ROLLOUT_ENGINE": "maxtext", "DISTRIBUTED": False, "OVERLONG_BUFFER": 0}
-    faults |= {
-        f"{name}={getattr(c, name)}: does not work with turns (ENVIRONMENT={c.ENVIRONMENT}); set "
-        f"{name}={value}":
-            c.ENVIRONMENT and getattr(c, name) != value
-        for name, value in alone.items()
-    } | {
-        f"ROLLOUTS={c.ROLLOUTS}: does not work with turns (ENVIRONMENT={c.ENVIRONMENT}); set it to fresh":
-            c.ENVIRONMENT and ahead,
-        f"ADVANTAGE={c.ADVANTAGE}: judges the turns of a world; name an ENVIRONMENT":
-            c.ADVANTAGE.startswith("turn") and not c.ENVIRONMENT,
-        f"REWARDS={c.REWARDS}: episode_return is a world's; name an ENVIRONMENT":
-            not c.ENVIRONMENT and "episode_return" in listed,
-    } | {
-        f"REWARDS={c.REWARDS}: {name} is named twice; name each reward once": listed.count(name) > 1
-        for name in listed
-    }  # fmt: skip
-    for fault, holds in faults.items():
-        if holds:
-            raise UserError(fault)
+    rules = [  # constant, whether it's refused, why and what to do
+        ("LORA_TARGETS", not set(targets) <= set(known) or len(set(targets)) < len(targets),
+         f"name each weight once, of {','.join(known)}"),
+        ("TOP_K", c.TOP_K < 1 and c.TOP_K != -1, "use 1 or more, or -1 to switch it off"),
+        ("TRAIN_MICRO_BATCH_SIZE", micro and c.BATCH_SIZE % micro, f"must divide BATCH_SIZE={c.BATCH_SIZE}"),
+        ("REFERENCE_OFFLOAD", c.LORA_RANK and c.REFERENCE_OFFLOAD, f"with LORA_RANK={c.LORA_RANK} the "
+         "reference is the base itself, with no second copy to move; set it to False"),
+        ("OVERLONG_BUFFER", c.OVERLONG_BUFFER > c.TOTAL_GENERATION_STEPS, "more than TOTAL_GENERATION_STEPS="
+         f"{c.TOTAL_GENERATION_STEPS}; it counts the last tokens before that limit"),
+        ("ROLLOUTS", ahead and (c.ZERO_VARIANCE_GROUPS == "refill" or c.TEMPERATURE_END),
+         "works neither with ZERO_VARIANCE_GROUPS=refill nor with TEMPERATURE_END (ZERO_VARIANCE_GROUPS="
+         f"{c.ZERO_VARIANCE_GROUPS}, TEMPERATURE_END={c.TEMPERATURE_END}); drop one"),
+        ("EPSILON_HIGH", 0 < c.EPSILON_HIGH < c.EPSILON,
+         f"below EPSILON={c.EPSILON}; raise it, or 0 for the same"),
+        ("EPSILON_HIGH", c.EPSILON_HIGH and c.LOSS_ALGO == "grpo",
+         "LOSS_ALGO=grpo clips by EPSILON on both sides; set LOSS_ALGO=dapo"),
+        ("LOSS_ALGO", c.LOSS_ALGO == "dapo" and not c.EPSILON_HIGH,
+         "EPSILON_HIGH=0 makes it plain GRPO; set EPSILON_HIGH=0.28"),
+        ("TARGET_KL", c.TARGET_KL and not c.BETA, "BETA=0 has no reference model; set BETA above 0"),
+        ("TEACHER", c.TEACHER and not c.BETA, "BETA=0 has no pull to it; set BETA=1"),
+        ("TEACHER", c.TEACHER and c.KL_LOSS_MODE == "kl",
+         "the gradient of KL_LOSS_MODE=kl is 0 on average; set it to mse_kl"),
+        ("ADVANTAGE", alone and not c.TEACHER, "then only a teacher teaches; set TEACHER"),
+        ("ZERO_VARIANCE_GROUPS", alone and not kept,
+         "with ADVANTAGE=none no group has an advantage; set it to keep"),
+        ("SAMPLER_WEIGHT", c.SAMPLER_WEIGHT != "token" and not c.SAMPLER_CORRECTION,
+         "SAMPLER_CORRECTION=0 weighs nothing; set it to 2"),
+        ("REFERENCE_OFFLOAD", c.REFERENCE_OFFLOAD and not c.BETA,
+         "BETA=0 has no reference model; set BETA above 0"),
+        ("SCAN_LAYERS", vllm and not c.SCAN_LAYERS, "with ROLLOUT_ENGINE=vllm it must be True; MaxText names "
+         "only the stacked layers to vLLM, others would keep vLLM's random weights without a word"),
+        ("LOGITS_CLIP", vllm and c.LOGITS_CLIP, "vLLM draws from the logits as they are, another policy than "
+         "the one that would be trained; use 0, or set ROLLOUT_ENGINE=maxtext"),
+        ("TEMPERATURE", vllm and max(c.TEMPERATURE, c.TEMPERATURE_END) > VLLM_TEMPERATURE,
+         f"TEMPERATURE_END={c.TEMPERATURE_END}: vLLM takes at most {VLLM_TEMPERATURE}; lower it, or set "
+         "ROLLOUT_ENGINE=maxtext"),
+        ("MACHINE", c.MACHINE and not named(c.MACHINE),
+         f"no such machine; {', '.join(CARDS)}, several of them (8xh100), or a TPU slice (v6e-8)"),
+        ("MACHINE", c.MACHINE and not c.DRY_RUN,
+         "is what a dry run plans for, a run takes what is here; set DRY_RUN=True"),
+        ("REWARDS", think and reasoning, f"{', '.join(think[:1])} wants <think>, "
+         f"{', '.join(reasoning[:1])} wants <reasoning>; choose one form"),
+        ("ADVANTAGE", c.ADVANTAGE.startswith("turn") and not world,
+         "judges the turns of a world; name an ENVIRONMENT"),
+        ("REWARDS", "episode_return" in listed and not world,
+         "episode_return is a world's; name an ENVIRONMENT"),
+        *(("REWARDS", listed.count(name) > 1, f"{name} is named twice; name each reward once")
+          for name in listed),
+        *((name, world and wrong, f"does not work with turns (ENVIRONMENT={world}); set it to {value}")
+          for name, wrong, value in (
+              ("ROLLOUT_ENGINE", vllm, "maxtext"), ("DISTRIBUTED", c.DISTRIBUTED, False),
+              ("OVERLONG_BUFFER", c.OVERLONG_BUFFER, 0), ("ROLLOUTS", ahead, "fresh"))),
+    ]  # fmt: skip
+    for name, refused, said in rules:
+        if refused:
+            raise UserError(f"{name}={getattr(c, name)}: {said}")
 
 
 def rewards_of(c) -> str:
@@ -106,10 +97,8 @@ def paths(c) -> None:
     """Checks the names of files and folders."""
     for name in ("MODEL", "DATASET", "TEST_DATASET", "REWARD_FUNC", "ENVIRONMENT", "RUN_DIR"):
         if "gs://" in getattr(c, name):
-            said = (
-                "must be a local path, copy it here with `gcloud storage cp -r`; only CHECKPOINT_DIR may be"
-            )
-            raise UserError(f"{name}={getattr(c, name)}: {said} in a bucket")
+            said = "must be a local path; copy it here with `gcloud storage cp -r`"
+            raise UserError(f"{name}={getattr(c, name)}: {said}")
     tested = questions.parse_sources(c.TEST_DATASET, "TEST_DATASET") if c.TEST_DATASET else []
     trained = questions.parse_sources(c.DATASET)
     for (test, _), (train, _) in itertools.product(tested or trained, trained):

@@ -6,30 +6,45 @@ memory and vLLM's share of it. It writes nothing. You can plan the 8 B job on an
     python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py DRY_RUN=True MODEL=meta-llama/Llama-3.1-8B-Instruct
 """
 
+import contextlib
 import dataclasses
 import importlib.util
+import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
 import huggingface_hub
 import jax
+import numpy as np
 from etils import epath
 
 import settings
 from model import devices, llama, versions
-from run import checkpoints, checks, cost, memory, run_files, run_folder
+from run import checkpoints, checks, memory, run_files, run_folder, start
 from run.machine import CHIPS
 from settings import UserError, find_path, reachable
-from task import prompts, questions, run_grader, task_rewards, turns
+from task import prompts, questions, run_grader, turns
 
 
-def dry_run(c, course: ModuleType) -> None:
+def dry_run(c, arguments: Sequence[str], course: ModuleType, tables) -> None:
     """Checks everything it can without training, prints what would happen, and changes nothing.
 
     On a machine that couldn't train the model, it checks chips against memory.SLICES and reports disk and
     packages as unchecked. `course` is reward_func.py.
     """
+    try:
+        devices.find_devices(c)
+    except UserError as error:
+        if on_target(c):
+            raise
+        print(f"hosts    unchecked ({error})")
+    with contextlib.suppress(UserError):  # `find_model` names what's wrong with MODEL
+        llama.load_hf_config(c.MODEL, weights=False)
+    c = start.for_this_machine(c, arguments)
+    start.prepare(c, tables)
+    devices.check_machine(c)
     with devices.all_hosts(c):
         if on_target(c):
             checks.rollout_engine(c)
@@ -62,10 +77,10 @@ def dry_run(c, course: ModuleType) -> None:
         fits = memory.plan_memory(c, hf, parameters)
         for name, kind, chips in (("v6e-8", "v6e", 8), ("v5p-8", "v5p", 4)):
             if c.LORA_RANK and c.ROLLOUT_ENGINE == "vllm" and name in fits.partition("does not fit")[0]:
-                low, high = hours = sum(cost.hours(c, parameters, kind, chips).values())
-                least, most = CHIPS[kind].dollars * chips * hours
+                low, high = both = sum(hours(c, parameters, kind, chips).values())
+                least, most = CHIPS[kind].dollars * chips * both
                 said = f"{low:.1f} to {high:.1f} h, {least:.0f} to {most:.0f} dollars on demand"
-                print(f"cost     {name}: {said}, by the formula in run/cost.py")
+                print(f"cost     {name}: {said}, by the formula in run/dry_run.py")
     print(f"dry run  nothing but memory can stop the run ({fits}); nothing was written")
 
 
@@ -102,7 +117,7 @@ def check_data(c, course: ModuleType, tokenizer) -> None:
     """Checks questions and rewards, and counts the prompts within the limit."""
     data = {}
     try:
-        data = prompts.read_data(c, None if c.REWARD_FUNC else task_rewards.ground_truth_fault)
+        data = start.read_questions(c)
     except questions.OutOfReach as error:
         if on_target(c):
             raise
@@ -161,3 +176,50 @@ def check_bucket(address: str) -> None:
         fault = f"no bucket {bucket}; create it, or log in"
     if fault:
         raise UserError(f"CHECKPOINT_DIR={address}: {fault}")
+
+
+# %% Hours and dollars --------------------------------------------------------------------------------------
+# Arrays are [optimistic, pessimistic].
+DECODED = 1400  # tokens per second and v6e chip, Llama 3.1 8B: the floor in tpu-inference's own tests
+ANSWER = 200  # tokens: verl's 8 B runs on GSM8K have 154 to 199 on average
+BATCH = 256  # answers vLLM decodes at a time: its default (max_num_seqs) for a chip it doesn't know
+BYTES = 2  # per gathered or sent weight: bfloat16
+FLOPS = 8  # per weight and token: forward, recomputation, gradient of the activations, reference; 2 each
+GATHERS = np.array([3, 4])  # of all weights per pass: forward, recomputation, backward; then the reference's
+PEAK_SHARE = np.array([0.45, 0.225])  # of `flops`: MaxText's pre-training on v6e; half, for small passes
+LINK_SHARE = np.array([1.0, 0.5])  # of `links`: assumed
+SYNC = np.array([6.7, 22.0])  # seconds per step: public reports for 0.6 B on v7x and for 30 B on v5p-8
+START = np.array([20.0, 45.0])  # minutes: packages 3 to 8, download 2 to 7, conversion 3 to 5, vLLM's
+# precompilation 10 to 20 (public reports), the step's programs 2 to 5; all but the precompilation assumed
+
+
+def hours(c, parameters: int, kind: str, chips: int) -> dict[str, np.ndarray]:
+    """Hours by part, [optimistic, pessimistic], on `chips` chips of a `kind` in CHIPS with known speed.
+
+    By a formula for LoRA on one host, with vLLM on the training chips, of which nothing was measured. The
+    optimistic end hides the transfers of weights behind the arithmetic and keeps vLLM's batch full.
+    """
+    chip = CHIPS[kind]
+    # Decoding is memory-bound, by the weights mostly.
+    rate = DECODED * chip.bandwidth / CHIPS["v6e"].bandwidth * chips * 8.03e9 / parameters
+
+    def sampling(answers: int) -> np.ndarray:
+        """Seconds: all slots busy with average answers, or every wave as long as the longest answer."""
+        longest = math.ceil(answers / BATCH) * c.TOTAL_GENERATION_STEPS * BATCH / rate
+        return np.array([min(answers * ANSWER / rate, longest), longest])
+
+    sequences = c.BATCH_SIZE * c.NUM_GENERATIONS
+    tokens = sequences * (c.MAX_PROMPT_LENGTH + c.TOTAL_GENERATION_STEPS)  # padded
+    compute = tokens * FLOPS * parameters / (chips * chip.flops * PEAK_SHARE)
+    passes = c.BATCH_SIZE // (c.TRAIN_MICRO_BATCH_SIZE or c.BATCH_SIZE)
+    moved = parameters * BYTES * (chips - 1) / chips  # bytes that a chip receives per gather
+    gather = passes * GATHERS * moved / chip.links / LINK_SHARE
+    looks = 1 + math.ceil(c.NUM_BATCHES / c.EVAL_EVERY) if c.EVAL_EVERY else 0
+    seconds = {
+        "sampling": c.NUM_BATCHES * sampling(sequences),
+        "training": c.NUM_BATCHES * np.array([max(compute[0], gather[0]), compute[1] + gather[1]]),
+        "weight sync": c.NUM_BATCHES * SYNC,  # evaluations: greedy and sampled each time
+        "evaluations": 4 * sampling(c.NUM_TEST_QUESTIONS) + 2 * looks * sampling(c.EVAL_QUESTIONS),
+        "start": 60 * START,
+    }
+    return {part: ends / 3600 for part, ends in seconds.items()}

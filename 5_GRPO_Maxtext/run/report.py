@@ -37,11 +37,12 @@ def introduce(c, run: Run, parameters: int, folder: Path, hf, task, rows: dict[s
     if c.LORA_RANK:
         count = lora.count_parameters(hf, c.LORA_RANK, c.LORA_TARGETS)
         trained = f", LoRA of rank {c.LORA_RANK} trains {count:,}"
+    column = "laptop" if settings.is_small(c.MODEL) else "tpu"
     data = [f"{split}: {task.sources[split]} ({len(rows[split]):,})"
             for split in ("train", "validation", "test") if rows[split]]  # fmt: skip
     print(
         f"model    {folder}: {parameters:,} parameters, {hf.num_hidden_layers} layers, "
-        f"{c.WEIGHT_DTYPE}{trained}; the constants' {settings.column(c.MODEL)} column\n"
+        f"{c.WEIGHT_DTYPE}{trained}; the constants' {column} column\n"
         f"data     {', '.join(data)}\n"
         f"rewards  {task.grader}\n"
         f"step     {c.BATCH_SIZE} prompts x {c.NUM_GENERATIONS} answers = {c.BATCH_SIZE * c.NUM_GENERATIONS} "

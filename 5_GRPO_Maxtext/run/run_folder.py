@@ -1,14 +1,16 @@
 """The folder of a run: its constants, its lock, the evaluations before and after training.
 
 constants.json has the constants, MODEL with the hub's commit; a resumed run must match them. run.json has the
-run's number, command and identity (identity.py), and its newest checkpoint. before.json and after.json are
+run's number, command and identity (below), and its newest checkpoint. before.json and after.json are
 the evaluations. With CHECKPOINT_DIR the files are also copied there before each checkpoint, so a run survives
 the loss of its machine.
 """
 
+import ast
 import contextlib
 import dataclasses
 import fcntl
+import hashlib
 import itertools
 import json
 import os
@@ -23,11 +25,13 @@ import jax
 from etils import epath
 
 import settings
-from model import devices
-from run import checkpoints, identity
+from model import devices, llama
+from run import checkpoints
 from run.evaluation import in_words
 from run.run_files import read_constants, read_object
-from settings import UserError
+from settings import UserError, find_path
+from task.questions import GRADED_COLUMNS
+from task.run_grader import COURSE_REWARDS
 
 FREE_TO_CHANGE = {"RUN_DIR", "DRY_RUN", "PROFILE_DIR"}  # when a run is resumed
 
@@ -62,7 +66,7 @@ class Run:
     def same(self, now: Mapping[str, str], c) -> None:
         """Notes the identity of a new run; raises UserError if the run was started with something else."""
         kept = self.note().get("identity", {})
-        if said := identity.changes(kept, now, c, f"RUN_DIR={self.folder}"):
+        if said := changed(kept, now, c, f"RUN_DIR={self.folder}"):
             raise UserError(f"{said}; put it back, or choose another RUN_DIR")
         self.note(identity=now | kept)
         self.keep()
@@ -189,3 +193,51 @@ def check_same_constants(c, saved: Mapping[str, Any], folder: Path) -> None:
         if old != value and not (name == "NUM_BATCHES" and value > old):
             said = f"the run in RUN_DIR={folder} was started with {old}; use that, or another RUN_DIR"
             raise UserError(f"{name}={value}: {said}")
+
+
+# %% What a run is made of ----------------------------------------------------------------------------------
+def identity(c, rows: Mapping[str, Sequence[Mapping]], names: Sequence[str], course: str) -> dict[str, str]:
+    """Digests of the content of what a run uses, by constant; DATASET stands for all but the test questions.
+
+    `rows` are questions with their prompts, by split; `names` are the rewards'; `course` is their file. Of a
+    reward, METHOD or ENVIRONMENT it's the code without comments, but not what that imports or reads.
+    """
+    files = {name: getattr(c, name, "") for name in ("REWARD_FUNC", "METHOD", "ENVIRONMENT")}
+    if not set(COURSE_REWARDS).isdisjoint(names):
+        files["reward_func.py"] = course
+    code = {name: ast.dump(ast.parse(find_path(file).read_bytes())) for name, file in files.items() if file}
+    found = {name: hashlib.sha256(tree.encode()).hexdigest() for name, tree in code.items()}
+    found |= {name: model_digest(getattr(c, name)) for name in ("MODEL", "TEACHER") if getattr(c, name, "")}
+    asked = {"DATASET": ("train", "validation"), "TEST_DATASET": ("test",)}
+    for name, splits in asked.items():
+        if known := [rows[split] for split in splits if split in rows]:
+            columns = [[[row[key] for key in ("prompts", *GRADED_COLUMNS)] for row in part] for part in known]
+            found[name] = hashlib.sha256(json.dumps(columns).encode()).hexdigest()
+    return found
+
+
+def changed(kept: Mapping[str, str], now: Mapping[str, str], c, run: str) -> str:
+    """What has changed since `run`, such as "RUN_DIR=runs/mine", was started, in a sentence; "" if nothing.
+
+    Only compares what both have: a tool has less than the run, and a hub's commit isn't a folder's digest.
+    """
+    names = [name for name in now if len(kept.get(name, "")) == len(now[name]) and kept[name] != now[name]]
+    places = ["DATASET" if name == "TEST_DATASET" and not c.TEST_DATASET else name for name in names]
+    said = dict.fromkeys(f"{name}={getattr(c, name, '')}".removesuffix("=") for name in places)
+    return f"{', '.join(said)}: the content isn't what the run in {run} was started with" if names else ""
+
+
+def model_digest(model: str) -> str:
+    """A hub model's commit; else the digest of a folder's weights, config and tokenizer.
+
+    blake2b's digest is longer than those of older runs (sha256 of parts of a file), so `changed` skips these.
+    """
+    folder, _ = llama.load_hf_config(model)
+    if not find_path(model).is_dir():
+        return folder.name
+    files = [*llama.weight_files(folder), *sorted(folder.glob("*.json")), *sorted(folder.glob("*.jinja"))]
+    digest = hashlib.blake2b()
+    for path in files:
+        with open(path, "rb") as file:
+            digest.update(path.name.encode() + hashlib.file_digest(file, "blake2b").digest())
+    return digest.hexdigest()

@@ -13,7 +13,7 @@ from model import devices, llama
 from model.cluster import make_cluster
 from model.llm import Llm
 from model.versions import check_versions
-from run import checkpoints, checks, identity, memory, process, run_folder
+from run import checkpoints, checks, memory, process, run_folder
 from run import report as reports
 from run.machine import picked
 from task import questions, run_grader, task_rewards, turns
@@ -28,24 +28,6 @@ def prepare(c, tables) -> None:
     check_versions()
     process.keep_compiled()
     grpo_variants.check_method(c, tables)
-
-
-def dry_run(c, arguments: Sequence[str], course, tables) -> None:
-    """DRY_RUN=True: checks everything it can and says what would happen."""
-    from run import dry_run
-
-    try:
-        devices.find_devices(c)
-    except settings.UserError as error:
-        if dry_run.on_target(c):
-            raise
-        print(f"hosts    unchecked ({error})")
-    with contextlib.suppress(settings.UserError):  # the dry run names what's wrong with MODEL
-        llama.load_hf_config(c.MODEL, weights=False)
-    c = for_this_machine(c, arguments)
-    prepare(c, tables)
-    devices.check_machine(c)
-    dry_run.dry_run(c, course)
 
 
 def read_questions(c):
@@ -104,7 +86,7 @@ def opened(c, arguments: Sequence[str], course, tables) -> Iterator[tuple[Any, L
         devices.plan_devices(c, hf, jax.devices())  # refuses before anything is written
         with run_folder.open_run(c, arguments) as run:
             rows, sources = as_asked(c, data, grader, tokenizer, run.logs / "too_long.csv")
-            run.same(identity.of(c, rows, grader.names, course.__file__), c)
+            run.same(run_folder.identity(c, rows, grader.names, course.__file__), c)
             llm = Llm(c, make_cluster(c, folder, hf, tokenizer))
             parameters = llama.count_parameters(llm.actor)
             memory.check_disk(c, memory.trained_parameters(c, hf, parameters), run.checkpoints)

@@ -8,7 +8,7 @@ from tunix.generate.tokenizer_adapter import TokenizerAdapter
 
 from model import llama, lora
 from model.rollout import MaxTextRollout, sampling
-from run import checkpoints, identity
+from run import checkpoints, run_folder
 from run.run_files import Checkpoint
 from settings import UserError
 
@@ -29,8 +29,8 @@ def place_of(checkpoint: Checkpoint, constant: str = "CHECKPOINT") -> tuple[str,
 
 def changed_model(model: str, checkpoint: Checkpoint) -> str:
     """How MODEL has changed since the run, in a sentence, or ""; UserError if its LoRA fits no other."""
-    kept, now = checkpoint.note.get("identity", {}), {"MODEL": identity.of_model(model)}
-    said = identity.changes(kept, now, SimpleNamespace(MODEL=model), str(checkpoint.run))
+    kept, now = checkpoint.note.get("identity", {}), {"MODEL": run_folder.model_digest(model)}
+    said = run_folder.changed(kept, now, SimpleNamespace(MODEL=model), str(checkpoint.run))
     if said and checkpoint.constants.get("LORA_RANK"):
         raise UserError(f"{said}, and its A and B fit no other weights; put it back, or name it in MODEL")
     return said
