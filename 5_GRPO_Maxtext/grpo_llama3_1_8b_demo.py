@@ -107,7 +107,7 @@ import grpo_variants as variants
 import reward_func
 from model.llm import Llm, Model, Pi, sum_of_passes
 from model.log_probs import token_metrics
-from run import dry_run, evaluation, start
+from run import dry_run, evaluation, report, start
 from run.training import TrainingRun
 from task.task import Samples, Task
 
@@ -325,7 +325,7 @@ def main(arguments: list[str]) -> None:
         with TrainingRun(c, llm, task, folder, evaluate) as run:
             train(c, llm, task, run)
         folder.once("after", lambda: evaluate(c, llm, task, task.test))
-        start.report(c, task, folder)
+        report.write(c, folder, task.sources["test"])
 
 
 if __name__ == "__main__":

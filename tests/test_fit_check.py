@@ -106,13 +106,13 @@ def test_a_file_is_compiled_case_by_case_and_goes_on_where_it_stopped(monkeypatc
 @pytest.mark.parametrize("name", ["v5p-8", "t4"])
 def test_without_its_compiler_the_remedy_is_named(name):
     with pytest.raises(UserError, match=rf"={name}: its compiler does not start .*make fit-setup"):
-        fit.devices_of(memory.machine_of(name))
+        fit.devices_of(fit.named(name))
 
 
 COMPILES = """
 import jax
 from tools import fit_check
-device = jax.sharding.SingleDeviceSharding(fit_check.devices_of(fit_check.memory.machine_of("t4"))[0])
+device = jax.sharding.SingleDeviceSharding(fit_check.devices_of(fit_check.named("t4"))[0])
 x = jax.ShapeDtypeStruct((4096, 4096), "float32", sharding=device)
 fits, refused = (
     fit_check.compile_program(jax.jit(lambda x: x @ x), (x,), limit, card=True)[0] for limit in (13.0, 0.06)

@@ -19,7 +19,7 @@ import transformers
 
 import settings
 from model import devices, lora
-from run.machine import CARDS, CHIPS, Machine, named, rows_of
+from run.machine import CHIPS, Machine, named, rows_of
 from settings import HERE, UserError
 
 GIB = 2**30
@@ -28,13 +28,6 @@ BYTES = {"float32": 4, "bfloat16": 2}  # per number
 
 # %% Machines -----------------------------------------------------------------------------------------------
 SLICES = ("v5p-8", "v6e-8", "v5p-64", "v6e-4", "v6e-1", "v5e-8", "v5e-4", "v5e-1")  # planned without a TPU
-
-
-def machine_of(name: str) -> Machine:
-    """A TPU slice or NVIDIA cards by name; raises UserError if there's no such kind."""
-    if machine := named(name):
-        return machine
-    raise UserError(f"{name!r}: no such machine; {', '.join(SLICES)}, {', '.join(CARDS)}, or 8xh100 are")
 
 
 def machines(c) -> list[Machine]:
@@ -49,7 +42,7 @@ def machines(c) -> list[Machine]:
         names = [f"{family}-{here.chips * CHIPS[family].counts}"]
     else:
         print("devices  no TPU here: planned for " + ", ".join(SLICES))
-    return [machine_of(name) for name in names]
+    return [named(name) for name in names]
 
 
 # %% Models -------------------------------------------------------------------------------------------------
@@ -150,11 +143,6 @@ def fit_rows(file: str) -> Iterator[dict[str, str]]:
     return rows_of(HERE / "assets" / file)
 
 
-def has_passes(c) -> bool:
-    """Whether a step has several gradient passes, and so needs a gradient accumulator."""
-    return c.TRAIN_MICRO_BATCH_SIZE not in (0, c.BATCH_SIZE)
-
-
 def kind_and_batch(c) -> tuple[tuple, tuple]:
     """What two runs must have in common to be compared, and the sizes that memory grows with."""
     kind = (
@@ -165,7 +153,7 @@ def kind_and_batch(c) -> tuple[tuple, tuple]:
     of_pass = c.TRAIN_MICRO_BATCH_SIZE or c.BATCH_SIZE
     return kind, (
         c.MAX_PROMPT_LENGTH, c.TOTAL_GENERATION_STEPS, c.BATCH_SIZE, c.BATCH_SIZE * c.NUM_GENERATIONS,
-        of_pass * c.NUM_GENERATIONS, has_passes(c),
+        of_pass * c.NUM_GENERATIONS, of_pass < c.BATCH_SIZE,  # several passes accumulate
     )  # fmt: skip
 
 
@@ -176,7 +164,7 @@ def committed_peaks(c, hf, name: str) -> tuple[float, float]:
     """
     found: dict[str, list[float]] = {}
     for row in (row for file in FIT_FILES for row in fit_rows(file) if row["peak"]):
-        if (row["machine"], row["algorithm"]) == (name, "GRPO") and row["program"] != "vllm":
+        if (row["machine"], row["algorithm"]) == (name, "GRPO"):
             found.setdefault(row["constants"], []).append(float(row["peak"]))
     least, most = 0.0, math.inf
     kind, batch = kind_and_batch(c)
@@ -240,7 +228,8 @@ def verdict(c, machine: Machine, trains: int, needs: Estimate, peak: float, said
     limit = f"{machine.gib:.4g} GiB per chip"
     # What to change when memory is short: the least harmful constant with room left.
     name, change = "BATCH_SIZE" if c.BATCH_SIZE > 1 else "NUM_GENERATIONS", "lower it"
-    if has_passes(c) and not c.LORA_RANK and c.BATCH_SIZE * c.NUM_GENERATIONS <= 16:
+    accumulates = 0 < c.TRAIN_MICRO_BATCH_SIZE < c.BATCH_SIZE and not c.LORA_RANK
+    if accumulates and c.BATCH_SIZE * c.NUM_GENERATIONS <= 16:
         name, change = "TRAIN_MICRO_BATCH_SIZE", "set 0 (accumulating costs another gradient)"
     elif c.TRAINER_DEVICES_FRACTION < 1 and c.ROLLOUT_ENGINE == "vllm":
         name, change = "TRAINER_DEVICES_FRACTION", "set it and SAMPLER_DEVICES_FRACTION to 1.0"

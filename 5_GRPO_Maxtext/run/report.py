@@ -1,6 +1,5 @@
 """What is printed when a run starts and ends; at the end also report.md, report.html and result.json."""
 
-import collections
 import json
 import math
 import shlex
@@ -79,20 +78,15 @@ def data_source_table(before: Result, after: Result) -> str:
     return table(("data_source", "questions", *(evaluation.ROWS[key] for key in shares)), *rows)
 
 
-def turned(before: Result, after: Result) -> list[str]:
-    """How many answers turned right or wrong, and those to one question that did, or else to the first."""
+def example(before: Result, after: Result) -> str:
+    """The answers to the first question whose answer turned right, or else to the first question."""
     sides = list(zip(before["correct"], after["correct"], strict=True))
-    count, i = collections.Counter(sides), sides.index((False, True)) if (False, True) in sides else 0
+    i = sides.index((False, True)) if (False, True) in sides else 0
     asked = before["asked"][i]
-    flips = table(
-        ("", "right after", "wrong after"),
-        ("right before", count[True, True], count[True, False]),
-        ("wrong before", count[False, True], count[False, False]),
-    )
-    return [flips, fenced(
+    return fenced(
         f"question: {asked['question']}\nright answer: {asked['answer']}\n"
         f"before: {before['completions'][i]}\nafter:  {after['completions'][i]}"
-    )]  # fmt: skip
+    )
 
 
 # %% The end ------------------------------------------------------------------------------------------------
@@ -129,7 +123,7 @@ def write(c, run: Run, source: str) -> None:
         f"**{'; '.join(read.headline)}.** {' '.join(evaluation.reasons(before, after))}",
         comparison_table(before, after, c.EVAL_CONFIG),
         data_source_table(before, after),
-        *turned(before, after),
+        example(before, after),
         training,
         f"Of the checkpoints kept in {run.folder}: {best}" if best else "",
         "\n".join(f"- {line}" for line in read.health) or "Health: nothing to report.",
@@ -144,3 +138,4 @@ def write(c, run: Run, source: str) -> None:
     print(f"curves: tensorboard --logdir {shlex.quote(f'{folder}/tensorboard')}")
     if c.PROFILE_DIR and any(epath.Path(c.PROFILE_DIR).glob("plugins/profile/*/*")):
         print(f"trace of one step: tensorboard --logdir {shlex.quote(c.PROFILE_DIR)}")
+    run.keep()

@@ -13,8 +13,7 @@ from model import devices, llama
 from model.cluster import make_cluster
 from model.llm import Llm
 from model.versions import check_versions
-from run import checkpoints, checks, memory, process, run_folder
-from run import report as reports
+from run import checkpoints, checks, memory, process, report, run_folder
 from run.machine import picked
 from task import questions, run_grader, task_rewards, turns
 from task.prompts import check_form, make_prompts, read_data
@@ -92,11 +91,5 @@ def opened(c, arguments: Sequence[str], course, tables) -> Iterator[tuple[Any, L
             memory.check_disk(c, memory.trained_parameters(c, hf, parameters), run.checkpoints)
             run = replace(run, done=max(checkpoints.saved(run.checkpoints), default=0))
             task = make_task(c, rows, grader, sources)
-            reports.introduce(c, run, parameters, folder, hf, task, rows)
+            report.introduce(c, run, parameters, folder, hf, task, rows)
             yield c, llm, task, run
-
-
-def report(c, task: Task, run: run_folder.Run) -> None:
-    """The report of a run that's over."""
-    reports.write(c, run, task.sources["test"])
-    run.keep()

@@ -60,6 +60,7 @@ from model.llm import Model, split
 from model.log_probs import log_probs_of_states
 from model.rollout import MaxTextRollout, sampling
 from run import checks, dry_run, memory
+from run.machine import CARDS, Machine, named
 from settings import UserError
 
 
@@ -212,9 +213,9 @@ device_description_str: "{name}"
 """  # XLA's stream_executor.GpuTargetConfigProto; what all cards since the T4 have in common is written out
 
 
-def devices_of(machine: memory.Machine) -> list:
+def devices_of(machine: Machine) -> list:
     """The devices of a TPU slice or NVIDIA cards we don't have; UserError without their compiler."""
-    if card := memory.CARDS.get(machine.kind):
+    if card := CARDS.get(machine.kind):
         constant, python = "CARDS", ".venv-fit-cards"
         major, minor = card["capability"].split(".")
         numbers = " ".join(f"{name}: {card[name]}" for name in list(card)[3:-1])
@@ -274,10 +275,12 @@ def check(name: str, algorithm: str, arguments: Sequence[str], only: str = "") -
     Returns:
         One row of COLUMNS per program; the verdict, a line.
     """
-    c, machine = settings.read(Constants, arguments), memory.machine_of(name)
+    c, machine = settings.read(Constants, arguments), named(name)
+    if not machine:
+        raise UserError(f"{name!r}: no such machine; {', '.join([*memory.SLICES, *CARDS])}, or 8xh100 are")
     checks.refuse(c)
     hf = memory.published_config(c.MODEL) or dry_run.find_model(c.MODEL, weights=False)[1]
-    chips, card = devices_of(machine), machine.kind in memory.CARDS
+    chips, card = devices_of(machine), machine.kind in CARDS
     trainer, rollout_mesh = devices.plan_devices(c, hf, chips)
     target = dict(hardware="gpu") if card else dict(
         hardware="tpu", compile_topology=name, compile_topology_num_slices=1,
