@@ -8,6 +8,7 @@ from typing import Literal
 
 from settings import Count, CountOrOff, NonNegative, Share, pair
 
+# fmt: off
 
 @dataclass(frozen=True, kw_only=True)
 class Variants:
@@ -16,14 +17,7 @@ class Variants:
     # --- the five tables: which function replaces the page's own
     ROLLOUTS: Literal["fresh", "one-step-ahead", "curriculum"] = "fresh"  # which questions, by which weights
     ADVANTAGE: Literal[
-        "group",
-        "centered",
-        "rloo",
-        "maxrl",
-        "gdpo",
-        "none",
-        "turn",
-        "turn-centered",
+        "group", "centered", "rloo", "maxrl", "gdpo", "none", "turn", "turn-centered"
     ] = "group"  # centered: Dr. GRPO; none: only a TEACHER teaches; turn: a turn by what came after it
     LOSS_AGG_MODE: Literal[
         "seq-mean-token-mean", "token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
@@ -36,10 +30,7 @@ class Variants:
     TEACHER: str = ""  # model in the reference's place, name or folder: on-policy distillation (empty = off)
     SAMPLER_CORRECTION: NonNegative = pair(laptop=0.0, tpu=2.0)  # cap of pi / pi_sampler per token (0 = off)
     SAMPLER_WEIGHT: Literal[
-        "token",
-        "token-mask",
-        "sequence",
-        "sequence-mask",
+        "token", "token-mask", "sequence", "sequence-mask"
     ] = "token"  # whose ratio SAMPLER_CORRECTION caps; mask: beyond it the weight is 0
     ENTROPY_COEF: NonNegative = 0.0  # weight of the entropy in the objective (0 = off), arXiv 1602.01783
     MASK_OVERLONG: bool = False  # True: answers cut off at the limit are not trained on (DAPO)
