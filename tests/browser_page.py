@@ -128,16 +128,6 @@ def test_the_slider_moves_curves_group_and_evaluation(run, show):
     assert one(driver, "#step_shown").text == "8 of 8"
 
 
-def test_figures_command_and_constants(run, show):
-    table = show(run / "report.html").find_element(By.ID, "summary")
-    figures = table.text
-    for when in ("before", "after"):
-        assert f"{json.loads((run / f'{when}.json').read_text())['lenient_accuracy']:.1%}" in figures
-    table.find_element(By.TAG_NAME, "summary").click()
-    text = table.text.removeprefix(figures)
-    assert "\nBATCH_SIZE=4\n" in text and "\npython 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py NUM_B" in text
-
-
 VARIANTS = {
     "GRPO": {},
     "Dr. GRPO": dict(ADVANTAGE="centered", LOSS_AGG_MODE="seq-mean-token-sum-norm"),

@@ -22,20 +22,20 @@ from task.run_grader import COURSE_REWARDS
 
 
 def changed_questions(change) -> list[str]:
-    """The training questions, each answer changed, as the constants that name the new file."""
+    """The training questions, changed, as the constants that name the new file."""
     rows = (ROOT / "5_GRPO_Maxtext" / "tiny_gsm8k" / "train.jsonl").read_text().splitlines()
     Path("changed.jsonl").write_text("\n".join(map(json.dumps, change(list(map(json.loads, rows))))) + "\n")
     return ["DATASET=changed.jsonl", "TEST_DATASET=tiny_gsm8k"]
 
 
-def wrong_answers() -> list[str]:
-    """Gold answers that no answer of the model equals, nor comes near."""
-    return changed_questions(lambda rows: [row | {"answer": "#### 100000"} for row in rows])
-
-
 def easy_questions() -> list[str]:
     """One kind of question that the model is good at, over and over."""
     return changed_questions(lambda rows: rows[:16])
+
+
+def wrong_answers() -> list[str]:
+    """Gold answers that no answer of the model equals, nor comes near."""
+    return changed_questions(lambda rows: [row | {"answer": "#### 100000"} for row in rows])
 
 
 def pay(reward) -> None:
@@ -57,10 +57,9 @@ def unreadable_answers() -> list[str]:
 def another_end_of_sequence() -> list[str]:
     """A tokenizer that names another token the end of a sequence than the one the model was trained with."""
     shutil.copytree(ROOT / "5_GRPO_Maxtext" / "tiny_llama", "model")
-    path = Path("model/tokenizer_config.json")
     tokens = json.loads(Path("model/tokenizer.json").read_text())["model"]["vocab"]
-    written = json.loads(path.read_text()) | {"eos_token": max(tokens, key=tokens.get)}
-    path.write_text(json.dumps(written))
+    path = Path("model/tokenizer_config.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": max(tokens, key=tokens.get)}))
     return ["MODEL=model"]
 
 
@@ -88,8 +87,6 @@ CASES = {
     "mismatch": (None, ["TEMPERATURE=3.0", "TOP_K=5", "BETA=0.0"]),
     "worse": (None, ["LEARNING_RATE=0.03", "WARMUP_FRACTION=0.9", "MAX_GRAD_NORM=100.0"]),
 }
-
-
 HEALTHY = ("healthy", "rloo")
 
 

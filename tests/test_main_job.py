@@ -1,11 +1,9 @@
 """The whole script, as a user runs it: to the end, stopped, killed and resumed."""
 
 import contextlib
-import io
 import json
 import shutil
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -22,16 +20,10 @@ from run.run_files import read_log
 GSM8K = settings.HERE.parent.parent / "shared" / "data" / "gsm8k"
 
 # A reward that gives no points. After the step HOLD_AFTER it stops the run until the file `go_on` is there:
-# a test then need not be faster than the run. It also counts what jax finds among the compiled programs.
+# a test then need not be faster than the run.
 HOLD = """
-import atexit, collections, json, os, time
+import os, time
 from pathlib import Path
-
-import jax
-
-events = collections.Counter()
-jax.monitoring.register_event_listener(lambda event, **_: events.update([event.split("/")[-1]]))
-atexit.register(lambda: Path(__file__).with_name("events.json").write_text(json.dumps(events)))
 
 
 def hold(prompts, completions, **columns):
@@ -45,12 +37,6 @@ HELD = [
     "REWARD_FUNC=hold.py",
     "REWARDS=match_format_exactly,match_format_approximately,check_answer,check_numbers,hold",
 ]
-
-# As in a user's shell: conftest.py sets these.
-KEPT_BY_DEFAULT = dict.fromkeys(
-    f"JAX_{name}" for name in ("COMPILATION_CACHE_DIR", "PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
-                               "PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES")
-)  # fmt: skip
 
 # What a resumed run could take up wrongly: half a batch, old log-probs, a schedule, questions asked again,
 # the weight of the KL; and answers that were drawn with weights that are gone.
@@ -89,27 +75,20 @@ def assert_same_end(whole, other, place="checkpoints"):
 def start_held(folder):
     """A run that stops after its fourth step until it may go on."""
     (folder / "hold.py").write_text(HOLD)
-    return start_run(folder, *SHORT, *HELD, "RUN_DIR=run", HOLD_AFTER="4", **KEPT_BY_DEFAULT)
+    return start_run(folder, *SHORT, *HELD, "RUN_DIR=run", HOLD_AFTER="4")
 
 
-@pytest.fixture(scope="module")
-def killed(tmp_path_factory):
-    """The folder of a run that was killed while its second checkpoint was being written, or just after it."""
-    folder = tmp_path_factory.mktemp("killed")
-    process = start_held(folder)
-    wait_for(lambda: len([p for p in folder.glob("run/checkpoints/*") if p.is_dir()]) >= 2, process)
+def test_killed_and_resumed_ends_as_a_run_that_was_not(finished, tmp_path, monkeypatch):
+    """It's killed while its second checkpoint is being written, or just after it."""
+    process = start_held(tmp_path)
+    wait_for(lambda: len([p for p in tmp_path.glob("run/checkpoints/*") if p.is_dir()]) >= 2, process)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    return folder
-
-
-def test_killed_and_resumed_ends_as_a_run_that_was_not(killed, finished, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOLD_AFTER", "inf")
-    folder = shutil.copytree(killed, tmp_path / "resumed")
-    done = saved_steps(folder / "run")[-1]
+    done = saved_steps(tmp_path / "run")[-1]
     assert 2 <= done <= 4
-    assert f"going on after step {done} of 8" in run_here(folder, *SHORT, *HELD)
-    assert_same_end(finished / "run", folder / "run")
+    monkeypatch.setenv("HOLD_AFTER", "inf")
+    assert f"going on after step {done} of 8" in run_here(tmp_path, *SHORT, *HELD)
+    assert_same_end(finished / "run", tmp_path / "run")
 
 
 def moments_of_a_kill(monkeypatch, run, checkpoints_at, kept):
@@ -187,55 +166,31 @@ def test_killed_at_any_moment_and_resumed_ends_in_the_same_bits(options, moments
         shutil.rmtree(folder)
 
 
-@pytest.fixture(scope="module")
-def stopped(killed, tmp_path_factory):
-    """A second run of the same constants, which Ctrl-C stops: its folder, exit code and error output."""
-    folder = tmp_path_factory.mktemp("stopped")
-    process = start_held(folder)
-    wait_for((folder / "run" / "checkpoints" / "4").exists, process)
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
+    process = start_held(tmp_path)
+    wait_for((tmp_path / "run" / "checkpoints" / "4").exists, process)
     process.send_signal(signal.SIGINT)
-    (folder / "go_on").touch()
+    (tmp_path / "go_on").touch()
     _, err = process.communicate(timeout=HANGS)
-    return folder, process.returncode, err
-
-
-def test_ctrl_c_saves_and_says_how_to_go_on(stopped):
-    folder, code, err = stopped
-    assert code == 130
+    assert process.returncode == 130
     assert "RUN_DIR=run" in err.splitlines()[-1] and "Traceback" not in err
-    rows = (folder / "run" / "train_log.csv").read_text().splitlines()
+    rows = (tmp_path / "run" / "train_log.csv").read_text().splitlines()
     # the checkpoint is of the last step that the log shows
-    assert len(rows) == 1 + saved_steps(folder / "run")[-1] < 1 + 8
-    assert not (folder / "run" / "after.json").exists()
-
-
-def test_an_unchanged_setting_is_not_compiled_again(stopped):
-    """The first run was killed, but not before everything was compiled."""
-    events = json.loads((stopped[0] / "events.json").read_text())
-    assert events["cache_hits"] > 20 and "cache_misses" not in events
+    assert len(rows) == 1 + saved_steps(tmp_path / "run")[-1] < 1 + 8
+    assert not (tmp_path / "run" / "after.json").exists()
 
 
 LEARNS = [*SHORT, "NUM_BATCHES=50", "NUM_TEST_QUESTIONS=128", "EVAL_EVERY=25", "LOG_ANSWERS_EVERY=25",
           "SAVE_INTERVAL_STEPS=50", "SEED=5", "RUN_DIR=my run"]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def learned(tmp_path_factory):
-    """The run's folder, what it said, and what it said when it was run again."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("learned"))
-        patch.setattr(sys, "argv", ["pytest", "of", "another=program"])
-        said = []
-        for _ in range(2):
-            with contextlib.redirect_stdout(io.StringIO()) as out:
-                demo.main(LEARNS)
-            said.append(out.getvalue())
-        return Path("my run").resolve(), *said
-
-
-def test_it_learns_and_leaves_a_report(learned):
-    """Enough to see it: six seeds gained 29 to 43 points."""
-    run, out, again = learned
+def test_it_learns_and_leaves_a_report(tmp_path, monkeypatch, capsys):
+    """Enough to see it: six seeds gained 29 to 43 points. Run again, it only says that it's over."""
+    monkeypatch.chdir(tmp_path)
+    demo.main(LEARNS)
+    out, run = capsys.readouterr().out, Path("my run")
+    demo.main(LEARNS)
+    assert capsys.readouterr().out.count("going on") == 1
     result = json.loads((run / "result.json").read_text())
     before, after = result["before"], result["after"]
     # a 95 % interval over 128 questions is at most 9 points to either side
@@ -244,9 +199,7 @@ def test_it_learns_and_leaves_a_report(learned):
     assert 0.2 <= before["greedy_answer_accuracy"] <= 0.6
     assert result["steps"] == 50 and result["seconds_per_step"] > 0 and before["questions"] == 128
     assert "tensorboard --logdir 'my run/tensorboard'" in out
-    report = (run / "report.md").read_text()
-    assert f"{after['answer_accuracy']:.1%}" in report
-    assert again.count("going on") == 1
+    assert f"{after['answer_accuracy']:.1%}" in (run / "report.md").read_text()
     assert out.splitlines()[0].endswith("; the constants' laptop column")
 
 

@@ -98,8 +98,9 @@ class TrainingLog:
                 self._events.write_event(Event(step=int(row["step"]), wall_time=time.time(), summary=scalar))
         self._events.flush()
         found = health.check(self.rows, dataclasses.asdict(self._c))
-        for kind in found.keys() - self._unhealthy.keys():  # print a line when it first applies
-            tqdm.write(f"health   step {row['step']:.0f}: {found[kind]}")
+        for kind, line in found.items():
+            if kind not in self._unhealthy:  # it's printed when it first applies
+                tqdm.write(f"health   step {row['step']:.0f}: {line}")
         self._unhealthy = found
         shown = {name: f"{row[name]:.2f}" for name in ("reward", "correct", "format_ok", "kl")}
         self._progress.set_postfix(shown, refresh=False)
