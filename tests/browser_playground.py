@@ -522,6 +522,35 @@ def go_on_until(driver, step, lang="en"):
     WebDriverWait(driver, 60).until(lambda d: kept in one(d, "#train_told").text)
 
 
+def test_verdicts_name_what_pays(show):
+    """What pays is asked of the reward itself: the same answer, once with and once without."""
+    driver = show("clip")
+    random, kinds, form = np.random.default_rng(5), set(), "<reasoning>7</reasoning><answer>{}</answer>"
+    pairs = {"right": (form.format(7), 9, form.format(70), 9), "form": (form.format(70), 9, "70", 9)}
+    pairs["length"] = (form.format(7), 20, form.format(7), 10)
+    names = ["format", "tag", "right", "whitespace", "close", "near", "wrong", "number", "token"]
+    script = """given[0].map(([points, before, after]) => {
+      const { reward, total } = module('rewards'), sum = (text, n) => total(reward(text, '7', points, n));
+      const pays = given[1].map(([a, m, b, n]) => sum(a, m) - sum(b, n));
+      return [module('verdict').verdict(points, before, after), pays];
+    })"""
+    cases = []
+    for _ in range(300):
+        points = dict(zip(names, random.choice([0, 0, 0.5, 3, -1], 9).tolist(), strict=True))
+        looks = random.random((2, 5)) * [1, 1, 28, 1, 1]
+        cases.append([points, *(dict(zip([*pairs, "reward", "kl"], look.tolist())) for look in looks)])
+    found = run(driver, script, cases, list(pairs.values()))
+    for (points, before, after), (said, pays) in zip(cases, found, strict=True):
+        for name, pay in zip(pairs, pays, strict=True):
+            pay -= points["wrong"] * (name == "form")  # an answer without its tags isn't graded as wrong
+            change, least = after[name] - before[name], 2 if name == "length" else 0.1
+            kind = "unpaid" if pay == 0 else "paid" if pay * change > 0 else "against"
+            told = [key for key, values in said if values.get("name") == name]
+            assert told == ([f"verdict_{kind}"] if abs(change) >= least and any(points.values()) else [])
+            kinds.update(told)
+    assert len(kinds) == 3
+
+
 def test_a_training_stops_goes_on_and_is_reset(show):
     driver = show("train")
     Select(one(driver, "#preset")).select_by_value("form")

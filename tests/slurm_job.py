@@ -18,12 +18,11 @@ import numpy as np
 import pytest
 from short_runs import HANGS, SHORT
 
-import grpo_llama3_1_8b_demo as demo
 import settings
 from run.run_files import read_log
 
-ARGUMENTS = [*SHORT, "SAVE_INTERVAL_STEPS=3"]  # after steps 3 and 6, and after the last
 STEPS, SAVED = 8, 3
+ARGUMENTS = [*SHORT, f"SAVE_INTERVAL_STEPS={SAVED}"]
 # cred_expire: what a job waits for before it starts again, 120 s unless set
 CONFIG = """
 ClusterName=course
@@ -106,15 +105,6 @@ def cluster(tmp_path_factory):
         wait_for(is_idle, "a job does not end")
 
 
-@pytest.fixture
-def job(cluster, tmp_path):
-    """A job of slurm.sh that has saved its first checkpoint; the row of its step was in the log before."""
-    job = Job(cluster, tmp_path)
-    wait_for(lambda: SAVED in job.saved(), "no checkpoint")
-    assert SAVED in job.seconds() and STEPS not in job.seconds()
-    return job
-
-
 class Job:
     """A job of slurm.sh, submitted in a folder that looks like the repository's."""
 
@@ -152,26 +142,26 @@ class Job:
         return sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit())
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """The log of the same run on one device, in this process."""
-    folder = tmp_path_factory.mktemp("alone")
-    demo.main([*ARGUMENTS, f"RUN_DIR={folder}"])
-    return read_log(folder / "train_log.csv")
-
-
-def assert_went_on(job, alone, after, before):
-    """The job ended after one restart, and went on after the step `after`; its curves are those of `alone`.
+def test_a_killed_task_sends_the_job_back_into_the_queue_and_both_train_as_one(cluster, finished, tmp_path):
+    """It goes on after the step SAVED, and its curves are those of one process.
 
     On both hosts, every figure but time, memory and `mismatch`, which is itself an error of rounding. Sums in
     another order differ by about 1e-7 of them; Adam makes up to 1e-5 of that within these steps. One other
     token in one answer moves the length by 2e-3 of it.
     """
+    job, alone = Job(cluster, tmp_path), read_log(finished / "run" / "train_log.csv")
+    wait_for(lambda: SAVED in job.saved(), "no checkpoint")
+    before = job.seconds()
+    assert SAVED in before and STEPS not in before  # the row of a step is there before its checkpoint
+    # PID JOBID STEPID LOCALID GLOBALID; the batch script is in the list, too
+    processes = [line.split() for line in job.ask("scontrol", "listpids", job.number).splitlines()[1:]]
+    [second] = [int(pid) for pid, _, step, _, task in processes if (step, task) == ("0", "1")]
+    os.kill(second, 9)
     assert wait_for(job.ended, "the job does not end") == ("COMPLETED", "0:0", "1"), job.output()
     assert f"run      {STEPS} steps on 2 cpu device(s)" in job.output()
-    assert job.output().count(f"going on after step {after} of {STEPS}") == 1
-    assert all((before[step] == seconds) == (step <= after) for step, seconds in job.seconds().items()
-               if step in before)  # fmt: skip
+    assert job.output().count(f"going on after step {SAVED} of {STEPS}") == 1
+    again = job.seconds()
+    assert all((before[step] == again[step]) == (step <= SAVED) for step in before)
     other = ("seconds", "tokens_per_second", "memory", "mismatch")
     names = [name for name in alone[0] if not name.startswith(other)]
     assert {"step", "reward", "loss", "kl", "entropy", "grad_norm", "length"} < set(names)
@@ -181,21 +171,3 @@ def assert_went_on(job, alone, after, before):
         for name in names:
             mine, expected = ([row[name] for row in log] for log in (rows, alone))
             np.testing.assert_allclose(mine, expected, rtol=1e-4, atol=1e-7, err_msg=name)
-
-
-def test_a_killed_task_sends_the_job_back_into_the_queue_and_both_train_as_one(job, alone):
-    before = job.seconds()
-    # PID JOBID STEPID LOCALID GLOBALID; the batch script is in the list, too
-    processes = [line.split() for line in job.ask("scontrol", "listpids", job.number).splitlines()[1:]]
-    [second] = [int(pid) for pid, _, step, _, task in processes if (step, task) == ("0", "1")]
-    os.kill(second, 9)
-    assert_went_on(job, alone, SAVED, before)
-
-
-def test_sigterm_saves_the_step_in_progress_and_the_job_goes_on(job, alone):
-    """What --signal sends ahead of the time limit."""
-    job.ask("scancel", "--signal=TERM", job.number)
-    wait_for(lambda: "exit code 130; putting" in job.output(), "the tasks do not stop")
-    stopped, before = job.saved()[-1], job.seconds()
-    assert SAVED < stopped < STEPS and list(before) == list(range(1, stopped + 1))
-    assert_went_on(job, alone, stopped, before)
