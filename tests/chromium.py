@@ -45,15 +45,3 @@ def one(driver, selector):
 def texts(driver, selector):
     """Of each element that a CSS selector finds."""
     return [element.text for element in find(driver, selector)]
-
-
-def contrast(first, second):
-    """WCAG 2's contrast ratio of two CSS colours "rgb(r, g, b)"."""
-
-    def luminance(color):
-        parts = [int(part) / 255 for part in color[color.index("(") + 1 : -1].split(",")[:3]]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    light, dark = sorted((luminance(first), luminance(second)), reverse=True)
-    return (light + 0.05) / (dark + 0.05)

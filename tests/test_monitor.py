@@ -173,23 +173,14 @@ def assert_same_curves(rows, expected):
 
 @pytest.fixture(scope="module")
 def run_on_8(run, tmp_path_factory):
-    """RUN_DIR of a run on 8 devices, and the seconds it took by a clock on the wall."""
+    """RUN_DIR of a run on 8 devices."""
     folder = tmp_path_factory.mktemp("devices")
-    started = time.time()
-    out = finish(start(folder, 8))
-    assert f"run      {STEPS} steps on 8 cpu device(s)" in out
-    # Up to the file itself: how long a process needs to end is a matter of what else the machine does.
-    return folder / "run", (folder / "run" / "result.json").stat().st_mtime - started
-
-
-def test_the_total_is_what_a_clock_on_the_wall_says(run_on_8):
-    """With imports, which are a fifth of this run: a total without them would be seconds short."""
-    seconds = json.loads((run_on_8[0] / "result.json").read_text())["seconds"]
-    assert abs(seconds - run_on_8[1]) < 2  # a process's start is reckoned from the boot, to a whole second
+    assert f"run      {STEPS} steps on 8 cpu device(s)" in finish(start(folder, 8))
+    return folder / "run"
 
 
 def test_on_8_devices_the_curves_are_those_of_one(run, run_on_8):
-    rows = read_log(run_on_8[0] / "train_log.csv")
+    rows = read_log(run_on_8 / "train_log.csv")
     assert_same_curves(rows, run["rows"])
     # Weights, reference and moments are cut in eight; a few small arrays are whole on the first device. Only
     # later may a checkpoint that is being written hold copies of its own.
@@ -201,7 +192,7 @@ def test_on_8_devices_the_curves_are_those_of_one(run, run_on_8):
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_checkpoint_of_8_devices_goes_on_on_fewer(run, run_on_8, tmp_path, devices):
     """As if killed between the checkpoint of step 3 and the end."""
-    copy = shutil.copytree(run_on_8[0], tmp_path / "run")
+    copy = shutil.copytree(run_on_8, tmp_path / "run")
     shutil.rmtree(copy / "checkpoints" / str(STEPS))
     (copy / "after.json").unlink()
     out = finish(start(tmp_path, devices))
