@@ -214,7 +214,7 @@ def byte_level():
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_texts_of_the_tokens_add_up_to_the_text(byte_level, text):
     tokens = byte_level.encode(text).ids
-    pieces = answers.token_texts(byte_level.decode, tokens)
+    pieces = answers.token_texts(byte_level, tokens)
     assert len(pieces) == len(tokens) > 1 and "".join(pieces) == text
     whole = [byte_level.decode([token]) for token in tokens]
     for piece, alone in zip(pieces, whole):  # a token that is whole characters has its own text

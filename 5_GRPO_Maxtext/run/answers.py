@@ -13,11 +13,13 @@ An episode of ENVIRONMENT also has "turn" (-1: environment) and "advantages" per
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
 
 from model import devices, llama
 from run.run_files import read_lines
@@ -25,7 +27,6 @@ from settings import write_whole
 from task.questions import GRADED_COLUMNS
 
 DECIMALS = 5  # of log-probs and advantages; the ratio of two then has an error of 1e-5
-CONTEXT = 8  # tokens before a token that can change its text: spaces, and the bytes of one character
 
 
 # %% Lines of a step ----------------------------------------------------------------------------------------
@@ -42,19 +43,12 @@ def keep_lines(path: Path, last_step: int) -> set[int]:
     return {row["step"] for row in rows}
 
 
-def token_texts(decode: Callable[[list[int]], str], tokens: Sequence[int]) -> list[str]:
+def token_texts(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
     """What each token adds to the text: of a character in several tokens, the last one adds all of it."""
-    texts, start, said = [], 0, ""
-    for i in range(1, len(tokens) + 1):
-        text = decode(list(tokens[start:i]))
-        if text.endswith("\ufffd") and i < len(tokens) and i - start < 2 * CONTEXT:
-            texts.append("")
-            continue
-        texts.append(text[len(said) :])
-        if i - start >= CONTEXT:  # goes on from a token whose text is complete
-            start, text = i - 1, decode(list(tokens[i - 1 : i]))
-        said = text
-    return texts
+    stream = DecodeStream(skip_special_tokens=False)
+    texts = [stream.step(tokenizer, token) or "" for token in tokens]
+    rest = tokenizer.decode(tokens, skip_special_tokens=False)[len("".join(texts)) :]  # half a character
+    return [*texts[:-1], texts[-1] + rest] if texts else []
 
 
 def question_rows(
@@ -77,7 +71,7 @@ def question_rows(
         answer = {
             "text": text,
             "tokens": tokens,
-            "pieces": token_texts(tokenizer.decode, tokens),
+            "pieces": token_texts(tokenizer.tokenizer.backend_tokenizer, tokens),
             "points": {name: float(points[i]) for name, points in graded["points"].items()},
             "reward": float(graded["rewards"][i]),
             "advantage": rounded(advantages[i, text.turn.index(0)] if to_go else advantages[i]),
