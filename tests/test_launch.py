@@ -171,12 +171,6 @@ def test_on_gke_the_report_reaches_the_bucket_however_the_run_ends(desk, tmp_pat
     assert "put('runs/grpo/', 'b/x/reports/grpo/', recursive=True)" in put
 
 
-def test_a_cluster_is_not_deleted_before_its_reports_are_here(desk):
-    for arguments, broken, deletes in (((), "gcloud", 0), ((), "", 1), (("--without-results",), "gcloud", 1)):
-        _, _, calls = desk.run("gke_xpk.sh", "delete", *arguments, BUCKET="gs://b", BROKEN=broken)
-        assert sum(call[0] == "xpk" for call in calls) == deletes
-
-
 # --- every printed command
 
 PRINTED = [
@@ -234,23 +228,13 @@ def test_every_printed_command_is_accepted_for_its_machine(desk, monkeypatch, co
 # --- hours and dollars
 
 
-def test_hours_and_dollars_of_the_8_b_run_by_hand_and_on_the_page():
-    """v6e-8: 116 steps of 512 answers in 32 passes; evaluations of 4 x 1,319 and 7 x 2 x 512 answers."""
-    c = settings.read(demo.Constants, [f"MODEL={memory.LLAMA_3_1_8B}"])
-    parameters, rate = 8_030_261_248, 8 * 1400  # tokens per second
-    wave = 768 * 256 / rate
-    arithmetic = 512 * 1024 * 8 * parameters / (8 * 918e12)
-    gather = 32 * parameters * 2 * 7 / 8 / 448e9  # all passes, once
-    by_hand = {
-        "sampling": (116 * 512 * 200 / rate, 116 * 2 * wave),
-        "training": (116 * arithmetic / 0.45, 116 * (arithmetic / 0.225 + 4 * gather / 0.5)),
-        "weight sync": (116 * 6.7, 116 * 22),
-        "evaluations": ((4 * 1319 + 14 * 512) * 200 / rate, (4 * 6 + 14 * 2) * wave),
-        "start": (20 * 60, 45 * 60),
-    }
-    found = dry_run.hours(c, parameters, "v6e", 8)
-    assert [*found] == [*by_hand]
-    np.testing.assert_allclose([*found.values()], np.array([*by_hand.values()]) / 3600, rtol=2e-4)  # 8.03e9
+def test_hours_and_dollars_on_the_page_are_the_dry_runs():
+    c, parameters = settings.read(demo.Constants, [f"MODEL={memory.LLAMA_3_1_8B}"]), 8_030_261_248
+    rate, found = 8 * 1400, dry_run.hours(c, parameters, "v6e", 8)  # tokens per second
+    np.testing.assert_allclose(found["sampling"][0], 116 * 512 * 200 / rate / 3600, rtol=2e-4)  # 8.03e9
+    arithmetic = 512 * 1024 * 8 * parameters / (8 * 918e12)  # gathers: 32 passes, 4 times, 7 of 8 parts
+    slow = 116 * (arithmetic / 0.225 + 4 * 32 * parameters * 2 * 7 / 8 / 448e9 / 0.5)
+    np.testing.assert_allclose(found["training"][1], slow / 3600, rtol=2e-4)
     for name, kind, chips, price in (("v6e-8", "v6e", 8, 21.6), ("v5p-8", "v5p", 4, 16.8)):
         parts = [*dry_run.hours(c, parameters, kind, chips).values()]
         cells = [f"{low:.1f} – {high:.1f}" for low, high in (*parts, sum(parts))]
