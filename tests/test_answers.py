@@ -6,8 +6,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from short_runs import SHORT
-from table_policy import train_llm
+from short_runs import SHORT, run_here
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import grpo_llama3_1_8b_demo as demo
@@ -15,11 +14,9 @@ import inference
 import reward_func
 import settings
 from model import llama
-from model.cluster import make_cluster
-from model.llm import Llm
-from run import answers, run_folder, start, trained
+from run import answers, trained
 from settings import HERE
-from task import prompts, questions, run_grader
+from task import prompts, questions
 from task.grading import format_ok, grade, last_number
 
 G, STEPS = 4, 4
@@ -141,25 +138,12 @@ def test_log_probs_are_those_of_the_checkpoints_before_and_after_the_step(log_pr
     assert max(np.abs(change).max() for change in changes) > 1e-3  # 20 times the tolerance
 
 
-def train(folder, *arguments):
-    """Trains as the run did, without the evaluations before and after it."""
-    c = settings.read(demo.Constants, [*ARGUMENTS, *arguments, f"RUN_DIR={folder}"])
-    checkpoint, hf = llama.load_hf_config(c.MODEL)
-    tokenizer = llama.load_tokenizer(checkpoint)
-    grader = run_grader.make_grader("", "", reward_func, [])
-    rows, _ = start.as_asked(c, start.read_questions(c), grader, tokenizer)
-    with run_folder.open_run(c) as run:
-        llm = Llm(c, make_cluster(c, checkpoint, hf, tokenizer))
-        train_llm(c, llm, grader, rows["train"], run.folder, rows["validation"])
-
-
 def test_what_the_options_leave_out_is_marked(tmp_path):
     """With refilled groups the texts still belong to the tokens; masked answers do not count."""
-    folder = tmp_path / "run"
-    train(folder, "NUM_BATCHES=2", "LOG_ANSWERS_EVERY=1", "ZERO_VARIANCE_GROUPS=refill", "EVAL_EVERY=0",
-          "MASK_OVERLONG=True", "TOTAL_GENERATION_STEPS=13", "NUM_ITERATIONS=2")  # fmt: skip
+    run_here(tmp_path, *ARGUMENTS, "NUM_BATCHES=2", "LOG_ANSWERS_EVERY=1", "ZERO_VARIANCE_GROUPS=refill",
+             "EVAL_EVERY=0", "MASK_OVERLONG=True", "TOTAL_GENERATION_STEPS=13", "NUM_ITERATIONS=2")  # fmt: skip
     tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
-    rows = answers.read_lines(folder / "answers.jsonl")
+    rows = answers.read_lines(tmp_path / "run" / "answers.jsonl")
     data = map(json.loads, (HERE / "tiny_gsm8k/train.jsonl").read_text().splitlines())
     asked = {row["question"]: row["answer"].split("#### ")[1] for row in data}
     cut = 0
