@@ -141,7 +141,8 @@ def test_log_probs_are_those_of_the_checkpoints_before_and_after_the_step(log_pr
 def test_what_the_options_leave_out_is_marked(tmp_path):
     """With refilled groups the texts still belong to the tokens; masked answers do not count."""
     run_here(tmp_path, *ARGUMENTS, "NUM_BATCHES=2", "LOG_ANSWERS_EVERY=1", "ZERO_VARIANCE_GROUPS=refill",
-             "EVAL_EVERY=0", "MASK_OVERLONG=True", "TOTAL_GENERATION_STEPS=13", "NUM_ITERATIONS=2")  # fmt: skip
+             "EVAL_EVERY=0", "MASK_OVERLONG=True", "TOTAL_GENERATION_STEPS=13",
+             "NUM_ITERATIONS=2")  # fmt: skip
     tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
     rows = answers.read_lines(tmp_path / "run" / "answers.jsonl")
     data = map(json.loads, (HERE / "tiny_gsm8k/train.jsonl").read_text().splitlines())

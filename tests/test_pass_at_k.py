@@ -61,7 +61,7 @@ def test_counts_and_table_of_real_runs(run, monkeypatch):
         return output
 
     monkeypatch.setattr(MaxTextRollout, "generate", observed)
-    arguments = [f"CHECKPOINT={run}/seed_0,{run}/seed_1", f"SAMPLES={SAMPLES}", "BATCH_SIZE=16",
+    arguments = [f"CHECKPOINT={run}/seed_0,{run}/seed_1", f"SAMPLES={SAMPLES}", "BATCH_SIZE=4",
                  f"NUM_QUESTIONS={NUM_QUESTIONS}", "RUN_DIR=out"]  # fmt: skip
     pass_at_k.main(arguments)
     shipped = (HERE / "tiny_gsm8k" / "test.jsonl").read_text().splitlines()[:NUM_QUESTIONS]
@@ -83,7 +83,7 @@ def test_counts_and_table_of_real_runs(run, monkeypatch):
         assert int(row["never_right"]) == (right.sum(axis=1) == 0).sum()
         assert (row["questions"], row["samples"]) == (str(NUM_QUESTIONS), str(SAMPLES))
     assert not np.array_equal(by_model[0], by_model[1])
-    assert len(set(map(tuple, by_model[1]))) == NUM_QUESTIONS  # each batch has draws of its own
+    assert (by_model[..., :4] != by_model[..., 4:]).any()  # each batch has draws of its own
 
 
 @pytest.mark.parametrize(

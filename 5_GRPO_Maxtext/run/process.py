@@ -4,11 +4,9 @@ import contextlib
 import errno
 import math
 import os
-import re
 import signal
 import threading
-import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +37,6 @@ def keep_compiled() -> None:
     jax.config.update("jax_compilation_cache_max_size", COMPILED_BYTES)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
-    warnings.showwarning = show_warning
-
-
-def show_warning(message: Warning, *where: Any, show: Callable = warnings.showwarning) -> None:
-    """Hides one warning and deletes its cause, a half-written program left by a killed run."""
-    damaged = re.match(r"Error reading persistent compilation cache entry for '(\w+)'", str(message))
-    if not damaged:
-        return show(message, *where)
-    for path in Path(jax.config.jax_compilation_cache_dir).glob(f"{damaged[1]}-*-cache"):
-        with contextlib.suppress(OSError):  # somebody else's
-            path.unlink()
 
 
 @contextlib.contextmanager
