@@ -1,5 +1,6 @@
 """A run's folder after a kill, a full disk or a careless hand: one clear line, or the run simply goes on."""
 
+import io
 import json
 import os
 import re
@@ -282,6 +283,11 @@ def test_a_run_finds_its_checkpoints_and_they_bring_its_files(name, kept, capsys
         begin(arguments[0], f"RUN_DIR={folder}", "BATCH_SIZE=2")
 
 
+def test_runs_that_start_in_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert len({run_folder.new_folder("script") for _ in range(3)}) == 3
+
+
 KEPT = ["CHECKPOINT_DIR=kept"]
 NOT_ITS_OWN = {
     "constants are gone": (lambda: Path("a/constants.json").unlink(), [], "constants.json of the run in it"),
@@ -350,3 +356,10 @@ def test_a_schedulers_signal_before_the_first_step_is_answered_like_ctrl_c(monke
         settings.run(lambda arguments: os.kill(os.getpid(), signal.SIGTERM))
     signal.signal(signal.SIGTERM, before)
     assert stopped.value.code == 130 and capsys.readouterr().err == "\nstopped\n"
+
+
+def test_a_terminal_without_arrows_gets_their_escapes(monkeypatch):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    settings.answer(lambda arguments: print("\u2192", flush=True))
+    assert terminal.buffer.getvalue() == b"\\u2192\n"
