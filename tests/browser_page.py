@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import make_health_logs
 import numpy as np
 import pytest
 from chromium import find, look_like, one, texts
@@ -23,6 +22,7 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
+from test_health import FOLDER
 from test_page import SMALL, with_hostile_texts
 
 from run import answers, evaluation, page
@@ -364,7 +364,7 @@ def test_the_address_keeps_the_place_and_a_reload_forgets_nothing(run, show):
 def test_the_top_says_what_came_of_it_and_where_to_look_next(run, show, tmp_path):
     before = json.loads((run / "before.json").read_text())["correct"]
     after, lost = [not right for right in before], sum(before)
-    ill = (make_health_logs.FOLDER / "kl.csv").read_text()
+    ill = (FOLDER / "kl.csv").read_text()
     driver = show(changed(run, tmp_path / "run", log=ill, after={"correct": after, "format_ok": after}))
     assert one(driver, "h1").text == driver.title and "% right" in driver.title
     counts = f"{16 - lost} of 16 test questions turned right, {lost} turned wrong"

@@ -1,26 +1,100 @@
-"""Health lines, each provoked by the log of a real run that was spoilt on purpose (make_health_logs.py)."""
+"""Health lines, each provoked by the log of a real run that was spoilt on purpose.
+
+The logs are in golden/health. `make test-slow` does the runs again, and with HEALTH_LOGS=1 keeps their logs.
+"""
 
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
-import make_health_logs
 import pytest
+from short_runs import run_here
 
+import reward_func
 from run import health
 from run.run_files import read_log
 from settings import HERE, UserError
+from task.run_grader import COURSE_REWARDS
 from tools import show_run
 
-ILL = [name for name in make_health_logs.CASES if name not in make_health_logs.HEALTHY]
+FOLDER = Path(__file__).parent / "golden" / "health"
+
+
+# --- what is spoilt: changes files or rewards, and returns constants that name them
+
+
+def changed_questions(change):
+    rows = map(json.loads, (HERE / "tiny_gsm8k" / "train.jsonl").read_text().splitlines())
+    Path("changed.jsonl").write_text("\n".join(map(json.dumps, change(list(rows)))) + "\n")
+    return ["DATASET=changed.jsonl", "TEST_DATASET=tiny_gsm8k"]
+
+
+def easy_questions(patch):
+    """One kind of question that the model is good at, over and over."""
+    return changed_questions(lambda rows: rows[:16])
+
+
+def wrong_answers(patch):
+    """Gold answers that no answer of the model equals, nor comes near."""
+    return changed_questions(lambda rows: [row | {"answer": "#### 100000"} for row in rows])
+
+
+def pay(patch, reward):
+    """All rewards of the course become this one."""
+    for name in COURSE_REWARDS:
+        patch.setattr(reward_func, name, reward)
+    return []
+
+
+def pay_for_length(sign):
+    def reward(prompts, completions, **columns):
+        return [sign * float(len(text)) for text in completions]
+
+    return lambda patch: pay(patch, reward)
+
+
+def unreadable_answers(patch):
+    """Wrong answers, and rewards that look at nothing else."""
+    return pay(patch, reward_func.check_numbers) + wrong_answers(patch)
+
+
+def another_end_of_sequence(patch):
+    """A tokenizer that names another token the end of a sequence than the one the model was trained with."""
+    shutil.copytree(HERE / "tiny_llama", "model")
+    tokens = json.loads(Path("model/tokenizer.json").read_text())["model"]["vocab"]
+    path = Path("model/tokenizer_config.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": max(tokens, key=tokens.get)}))
+    return ["MODEL=model"]
+
+
+HEALTHY = {
+    "healthy": (None, []),
+    "rloo": (None, ["ADVANTAGE=rloo", "LOSS_AGG_MODE=seq-mean-token-sum"]),
+}
+ILL = {
+    "alike": (None, ["TEMPERATURE=0.05", "NUM_BATCHES=10"]),
+    "no_signal": (unreadable_answers, ["BETA=0.0"]),
+    "solved": (easy_questions, ["NUM_BATCHES=60", "NUM_ITERATIONS=1", "LEARNING_RATE=1e-3"]),
+    "never_stops": (another_end_of_sequence, []),
+    "cut_off": (None, ["TOTAL_GENERATION_STEPS=15"]),
+    "longer": (pay_for_length(1), ["LEARNING_RATE=0.003", "BETA=0.0", "NUM_BATCHES=40"]),
+    "kl": (None, ["LEARNING_RATE=0.01"]),
+    "format_only": (wrong_answers, ["NUM_BATCHES=30"]),
+    "entropy": (pay_for_length(-1), ["LEARNING_RATE=0.003", "BETA=0.0", "NUM_BATCHES=40"]),
+    "clipped": (None, ["NUM_ITERATIONS=8", "LEARNING_RATE=0.005"]),
+    "gradient": (None, ["MAX_GRAD_NORM=0.01"]),
+    "mismatch": (None, ["TEMPERATURE=3.0", "TOP_K=5", "BETA=0.0"]),
+    "worse": (None, ["LEARNING_RATE=0.03", "WARMUP_FRACTION=0.9", "MAX_GRAD_NORM=100.0"]),
+}
 
 
 def log(name):
-    folder = make_health_logs.FOLDER
-    rows = read_log(folder / f"{name}.csv")
-    constants = json.loads((folder / f"{name}.json").read_text())
+    rows = read_log(FOLDER / f"{name}.csv")
+    constants = json.loads((FOLDER / f"{name}.json").read_text())
     assert len(rows) == constants["NUM_BATCHES"]
     return rows, constants
 
@@ -70,7 +144,7 @@ def test_a_sampler_that_lags_behind_is_named_unless_it_was_not_measured():
 def test_healthy_runs_raise_no_alarm():
     """The first steps of the default run and of RLOO as recommended, whose gradient of a sum is 15 times as
     large; and all 100 of the committed run."""
-    for name in make_health_logs.HEALTHY:
+    for name in HEALTHY:
         rows, constants = log(name)
         assert list(health.history(rows, constants)) == []
     rows = read_log(HERE / "assets" / "train_log.csv")
@@ -104,7 +178,7 @@ def test_too_few_steps_and_missing_metrics_are_not_judged():
 
 def test_the_command_reads_a_runs_folder_and_does_not_import_jax(tmp_path):
     rows, constants = log("kl")
-    shutil.copy(make_health_logs.FOLDER / "kl.csv", tmp_path / "train_log.csv")
+    shutil.copy(FOLDER / "kl.csv", tmp_path / "train_log.csv")
     (tmp_path / "constants.json").write_text(json.dumps(constants))
     code = (
         "import sys; from tools import show_run; show_run.main(sys.argv[1:])\n"
@@ -121,14 +195,18 @@ def test_the_command_reads_a_runs_folder_and_does_not_import_jax(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", make_health_logs.CASES)
-def test_the_spoilt_run_says_so_itself(name, tmp_path):
-    """The run of the committed log once more: it prints that log's lines, and report.md repeats them."""
-    done = make_health_logs.start(name, tmp_path)
-    said = [line.removeprefix("health   ") for line in done.stdout.splitlines() if line.startswith("health ")]
-    rows, constants = read_log(tmp_path / "run/train_log.csv"), (tmp_path / "run/constants.json").read_text()
-    constants = json.loads(constants)
+@pytest.mark.parametrize("name", HEALTHY | ILL)
+def test_the_spoilt_run_says_so_itself(name, tmp_path, monkeypatch):
+    """The run of the committed log once more: it prints the lines of its log, and report.md repeats them."""
+    monkeypatch.chdir(tmp_path)
+    spoil, arguments = (HEALTHY | ILL)[name]
+    arguments = ["NUM_BATCHES=20", "NUM_TEST_QUESTIONS=8", *(spoil(monkeypatch) if spoil else []), *arguments]
+    said = [line for line in run_here(tmp_path, *arguments).splitlines() if line.startswith("health ")]
+    said = [line.removeprefix("health   ") for line in said]
+    files = {"csv": Path("run/train_log.csv"), "json": Path("run/constants.json")}
+    rows, constants = read_log(files["csv"]), json.loads(files["json"].read_text())
     assert list(health.history(rows, constants)) == said
     assert any(name in found for found in kinds(rows, constants)) == (name in ILL) == bool(said)
-    report = (tmp_path / "run" / "report.md").read_text()
-    assert all(line in report for line in said)
+    assert all(line in Path("run/report.md").read_text() for line in said)
+    for kind in files if "HEALTH_LOGS" in os.environ else ():
+        shutil.copy(files[kind], FOLDER / f"{name}.{kind}")

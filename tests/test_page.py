@@ -11,10 +11,10 @@ import re
 import shlex
 import shutil
 
-import make_health_logs
 import pytest
 from hostile import HOSTILE
 from short_runs import SHORT, saved_steps
+from test_health import FOLDER
 
 from run import answers, evaluation, page
 from settings import HERE, UserError
@@ -88,7 +88,7 @@ def test_the_page_has_what_the_files_have(run, tmp_path):
     assert data["command"] == command and f"`{command}`" in (run / "report.md").read_text()
     assert data["constants"] == json.loads((run / "constants.json").read_text()) and data["health"] == []
     ill = shutil.copytree(run, tmp_path / "ill", ignore=SMALL)
-    shutil.copy(make_health_logs.FOLDER / "kl.csv", ill / "train_log.csv")
+    shutil.copy(FOLDER / "kl.csv", ill / "train_log.csv")
     assert "kl" in [values["line"][0] for _, values in data_of(page.write(ill))["health"]]
 
 
