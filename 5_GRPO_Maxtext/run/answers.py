@@ -29,7 +29,6 @@ from task.questions import GRADED_COLUMNS
 DECIMALS = 5  # of log-probs and advantages; the ratio of two then has an error of 1e-5
 
 
-# %% Lines of a step ----------------------------------------------------------------------------------------
 def to_lines(rows: Sequence[dict[str, Any]]) -> str:
     """One JSON line per row, in ASCII, so an answer's control characters never reach a terminal."""
     return "".join(json.dumps(row) + "\n" for row in rows)
@@ -101,7 +100,6 @@ def rounded(value: float) -> float:
     return round(float(value), DECIMALS) + 0.0
 
 
-# %% Log of the answers -------------------------------------------------------------------------------------
 def append_step(
     path: Path, c, tokenizer, grader, samples, batch, row: Mapping[str, float], log_prob: Sequence
 ) -> None:

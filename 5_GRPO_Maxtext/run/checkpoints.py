@@ -26,7 +26,6 @@ from settings import UserError
 MAX_REASON = 160  # characters of a library's message
 
 
-# %% Locations ----------------------------------------------------------------------------------------------
 def root_of(checkpoint_dir: str, folder: Path) -> str:
     """Where to save checkpoints: in the run's folder, or under its name in CHECKPOINT_DIR."""
     if checkpoint_dir.startswith("gs://"):
@@ -83,7 +82,6 @@ def copy_files(source: str | Path, target: str | Path, again: bool) -> list[str]
     return copied
 
 
-# %% Writing and reading ------------------------------------------------------------------------------------
 def open_manager(root: str, max_to_keep: int | None = None) -> ocp.CheckpointManager:
     """Orbax's manager; it saves in a thread, and keeps the last `max_to_keep` checkpoints (None = all)."""
     return ocp.CheckpointManager(root, options=ocp.CheckpointManagerOptions(max_to_keep=max_to_keep))

@@ -33,7 +33,6 @@ HELD_OUT = {  # columns: figures of `evaluate`, on rows where a step ends with o
 }  # fmt: skip
 
 
-# %% Results ------------------------------------------------------------------------------------------------
 def grade(grader, rows: Sequence[Mapping[str, str]], answers) -> dict[str, Any]:
     """Grades an answer (`Answers` of model/llm.py) to each of Q questions.
 
@@ -104,7 +103,6 @@ def comparison(results: Sequence[Result]) -> list[list[str]]:
     return [[ROWS[key], *(cell(key, result) for result in results)] for key in known]
 
 
-# %% Sentences ----------------------------------------------------------------------------------------------
 def measured(results: Sequence[Result]) -> tuple[str, str]:
     """Which metric counts as right in these: the name of its list and of its share.
 

@@ -54,7 +54,6 @@ def introduce(c, run: Run, parameters: int, folder: Path, hf, task, rows: dict[s
         print(f"going on after step {run.done} of {c.NUM_BATCHES}, from the checkpoint in {run.folder}")
 
 
-# %% Tables in Markdown -------------------------------------------------------------------------------------
 def table(head: Sequence[str], *rows: Sequence[Any]) -> str:
     """A table in Markdown."""
     lines = [f"| {' | '.join(map(str, cells))} |" for cells in (head, *rows)]
@@ -89,7 +88,6 @@ def example(before: Result, after: Result) -> str:
     )
 
 
-# %% The end ------------------------------------------------------------------------------------------------
 def write(c, run: Run, source: str) -> None:
     """Writes the reports from the files in the run's folder, and prints report.md.
 
