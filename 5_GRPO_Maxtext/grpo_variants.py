@@ -313,11 +313,6 @@ def refilled(samples, signal, others, c, llm, task, step):
     return samples.groups(first)._replace(sampled=samples)
 
 
-def clipped_advantage(advantage, limit, samples):
-    """ADVANTAGE_CLIP: clips advantages to -limit..limit."""
-    return np.clip(advantage(samples), -limit, limit)
-
-
 def extended_objective(objective, pi, batch, c):
     """SAMPLER_CORRECTION weights the objective by pi_old / pi_sampler (trainer over sampler). ENTROPY_COEF
     adds ENTROPY_COEF * entropy (Mnih et al., arXiv 1602.01783, section 4).
@@ -388,8 +383,8 @@ def choose(c, tables: dict[str, dict[str, Callable]]) -> Method:
     wrapped = {}
     if c.ZERO_VARIANCE_GROUPS != "keep" or c.MASK_OVERLONG:
         wrapped["rollouts"] = functools.partial(selected, use)
-    if c.ADVANTAGE_CLIP:
-        wrapped["advantage"] = functools.partial(clipped_advantage, use.advantage, c.ADVANTAGE_CLIP)
+    if limit := c.ADVANTAGE_CLIP:
+        wrapped["advantage"] = lambda samples: np.clip(use.advantage(samples), -limit, limit)
     if c.SAMPLER_CORRECTION or c.ENTROPY_COEF:
         wrapped["objective"] = functools.partial(extended_objective, use.objective)
     return use._replace(**wrapped)
