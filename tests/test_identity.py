@@ -63,15 +63,9 @@ def move_one_weight(folder):
     safetensors.numpy.save_file(weights, Path(folder, "model.safetensors"), metadata={"format": "pt"})
 
 
-def lines(path, change, target=None):
+def lines(path, change):
     """Rewrites a file by what `change` makes of its lines."""
-    text = change(Path(path).read_text().splitlines())
-    Path(path).unlink()
-    Path(target or path).write_text(text)
-
-
-def drop_last(path):
-    lines(path, lambda rows: "\n".join(rows[:-1]))
+    Path(path).write_text("\n".join(change(Path(path).read_text().splitlines())))
 
 
 CHANGED = {  # what is done to the files, and what is then another
@@ -86,16 +80,12 @@ CHANGED = {  # what is done to the files, and what is then another
     "a method": (lambda: edit("method.py", "1 ", "2 "), "METHOD"),
     "a world": (lambda: edit("world.py", "1 ", "2 "), "ENVIRONMENT"),
     "the training questions' order": (
-        lambda: lines("data/train.jsonl", lambda rows: "\n".join(rows[::-1])), "DATASET"
+        lambda: lines("data/train.jsonl", lambda rows: rows[::-1]), "DATASET"
     ),
     "right answers of the test": (lambda: edit("data/test.jsonl", "#### ", "#### 1"), "TEST_DATASET"),
     "held-out answers": (lambda: edit("data/validation.jsonl", "#### ", "#### 1"), "DATASET"),
-    "a question beyond NUM_TEST_QUESTIONS": (lambda: drop_last("data/test.jsonl"), ""),
+    "a question beyond NUM_TEST_QUESTIONS": (lambda: lines("data/test.jsonl", lambda rows: rows[:-1]), ""),
     "remarks": (lambda: [edit("method.py", "one", "uno"), edit("own.py", "def", "# points\ndef")], ""),
-    "ends of lines": (lambda: edit("data/train.jsonl", "\n", "\r\n"), ""),
-    "the kind of a file": (
-        lambda: lines("data/validation.jsonl", lambda rows: f"[{','.join(rows)}]", "data/validation.json"), ""
-    ),
     "a copy": (lambda: [Path("model").rename("moved"), shutil.copytree("moved", "model")], ""),
 }  # fmt: skip
 
