@@ -294,6 +294,9 @@ NOT_ITS_OWN = {
     "constants and evaluation": (
         lambda: [Path(f"a/{name}.json").unlink() for name in ("constants", "before")], [], "constants.json of"
     ),
+    "constants before a checkpoint": (
+        lambda: [Path("a/constants.json").unlink(), shutil.rmtree("a/checkpoints/4")], [], "constants.json of"
+    ),
     "checkpoints are gone": (lambda: shutil.rmtree("a/checkpoints"), [], "a/checkpoints is empty, .* step 4"),
     "CHECKPOINT_DIR is gone": (lambda: shutil.rmtree("kept/a"), KEPT, "kept/a is empty"),
     "another's of that name": (
