@@ -142,7 +142,8 @@ def test_a_resumed_log_keeps_what_was_there_and_takes_new_columns(tmp_path):
     log = training.TrainingLog(tmp_path, settings.read(demo.Constants, []), 2)
     shown = dict.fromkeys(("correct", "format_ok", "kl"), 0.0)
     log.add({"step": 3, "reward": 9.0, "reward_new": 1.0} | shown)
-    read = read_log(path)  # it's on the disk
+    read, events = read_log(path), EventAccumulator(str(tmp_path / "tensorboard"))  # both are on the disk
+    assert events.Reload().Scalars("reward")[0].value == 9.0
     log.close()
     assert [row["reward"] for row in log.rows] == [2.5, 3.5, 9.0]
     assert [row["reward"] for row in read] == [2.5, 3.5, 9.0] and read[2]["reward_new"] == 1.0
