@@ -402,6 +402,20 @@ def test_all_of_it_is_in_chinese_too_and_the_address_remembers(hostile, run, sho
     assert driver.execute_script(root)[0] == "en"
 
 
+def test_two_runs_in_one_picture(run, show, tmp_path):
+    rows = (run / "train_log.csv").read_text().splitlines()
+    five = "\n".join(rows[:6]) + "\n"
+    other = changed(run, tmp_path / "other", log=five, constants={"BETA": 0.5}).parent
+    driver = show(page.write(other, run))
+    assert [len(figure.find_elements(By.TAG_NAME, "path")) for figure in find(driver, "figure")] == [2] * 9
+    rewards = [float(row.split(",")[1]) for row in rows[1:]]
+    set_step(driver, 8)
+    caption = texts(driver, "#charts figcaption")[0]
+    assert f"other {rewards[4]:.3f} (step 5)" in caption and f"run {rewards[7]:.3f}" in caption
+    assert texts(driver, "#summary tbody")[1] == "BETA 0.5 0.08"
+    assert not one(driver, "#inspector").is_displayed() and not one(driver, "#before_after").is_displayed()
+
+
 def test_long_answers_are_folded_and_printed(run, show, tmp_path):
     long = [f"{'because ' * 400}the end"] * 16
     driver = show(changed(run, tmp_path / "run", after={"completions": long}), "phone")

@@ -255,7 +255,32 @@ def test_a_dip_of_the_held_out_curve_says_whether_the_format_did_it():
     assert chance[:2] == (3, False) and chance[2].parts[1]["form"] == "0"
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["nowhere"], ["a", "b"]])
+def test_two_runs_are_laid_over_each_other_unless_they_were_asked_other_questions(run, tmp_path, capsys):
+    other = shutil.copytree(run, tmp_path / "other", ignore=SMALL)
+    constants = json.loads((run / "constants.json").read_text())
+
+    def change(name, text):
+        (other / name).write_text(text)
+        show_run.main([str(run), str(other)])
+
+    change("constants.json", json.dumps(constants | {"BETA": 0.5, "RUN_DIR": "x"}))
+    assert f"page     {run}/compare.html" in capsys.readouterr().out
+    data = data_of(run / "compare.html")
+    assert [one["constants"]["BETA"] for one in data["runs"]] == [constants["BETA"], 0.5]
+    [name, values] = data["headline"][0]
+    assert name == "no_winner" and values["shares"][1]["high:.1%"] == values["shares"][1]["low:.1%"]
+    alone = data_of(run / "report.html")
+    assert [one["columns"] for one in data["runs"]] == [alone["columns"]] * 2
+    for file in ("evaluations.jsonl", "before.json"):
+        text = (other / file).read_text()
+        with pytest.raises(UserError, match="not the same questions"):
+            change(file, text.replace("How many", "How few", 1))
+        (other / file).write_text(text)
+    with pytest.raises(UserError, match="EVAL_CONFIG=standard"):
+        change("constants.json", json.dumps(constants | {"EVAL_CONFIG": "standard"}))
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["nowhere"], ["a", "b", "c"]])
 def test_a_wrong_folder_is_one_line(tmp_path, monkeypatch, arguments):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"RUN_DIR|runs/mine"):

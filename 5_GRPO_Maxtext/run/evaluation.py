@@ -176,3 +176,12 @@ def best(evaluations: Sequence[Result]) -> Sentence | None:
         return None
     found = max(evaluations, key=lambda e: (e["answer_accuracy"], e["lenient_accuracy"]))  # the first
     return Sentence("best", best=found, last=evaluations[-1])
+
+
+def between(names: Sequence[str], after: Sequence[Result]) -> Sentence:
+    """Which of two runs answers the same test questions better."""
+    name, key = measured(after)
+    _, _, sign = change(*(result[name] for result in after))
+    (worse, low), (better, high) = list(zip(names, (result[key] for result in after)))[:: sign or 1]
+    shares = Sentence(f"{key}_each", first=better, high=high, second=worse, low=low)
+    return Sentence("better" if sign else "no_winner", better=better, shares=shares)

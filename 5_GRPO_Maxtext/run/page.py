@@ -54,16 +54,19 @@ def digest(text: str) -> str:
 
 
 # %% The page of a run --------------------------------------------------------------------------------------
-def write(folder: Path) -> Path:
-    """Writes `folder`/report.html from the run's files so far; returns its path. UserError if it can't."""
+def write(folder: Path, *others: Path) -> Path:
+    """Writes `folder`/report.html from the run's files so far, and returns its path.
+
+    With another run it's compare.html, which overlays the two. UserError if it can't.
+    """
     try:
-        data = run_data(read(folder))
+        data = compare_data(read(folder), *map(read, others)) if others else run_data(read(folder))
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"RUN_DIR={folder}: answers.jsonl, evaluations.jsonl, before.json or after.json in it is none of "
             f"ours, or of another version ({error!r:.80}); move the file away"
         ) from None
-    return save(folder / "report.html", data)
+    return save(folder / ("compare.html" if others else "report.html"), data)
 
 
 def read(folder: Path) -> SimpleNamespace:
@@ -81,7 +84,7 @@ def read(folder: Path) -> SimpleNamespace:
         folder=folder, constants=constants, tests=tests, log=log, evaluations=evaluations, asked=asked,
         command=(read_object(folder / "run.json") or {}).get("command", "(command lost)"),
         headline=evaluation.headline(list(tests.values()), evaluations, len(log)),
-        health=list(health.history(log, constants)), columns=columns, intervals=intervals,
+        health=list(health.history(log, constants)), curves={"columns": columns, "intervals": intervals},
     )  # fmt: skip
 
 
@@ -110,9 +113,7 @@ def run_data(run: SimpleNamespace) -> dict[str, Any]:
         "evaluations": shown,
         "asked": questions["asked"],
         "in_all": {"asked": len(asked), "tested": len(tested)},
-        "columns": run.columns,
-        "intervals": run.intervals,
-    }
+    } | run.curves  # fmt: skip
     if len(tests) == 2:
         data |= dict(zip(run.tests, both)) | {"cut_off": tests[1]["cut_off"]}
     draw = None
@@ -125,6 +126,32 @@ def run_data(run: SimpleNamespace) -> dict[str, Any]:
     groups = [to_group(row, draw) for row in read_lines(run.folder / "answers.jsonl")]
     kept = thin(groups, MAX_BYTES - len(to_json(data)))
     return data | {"groups": kept, "thinned": len(kept) < len(groups)}
+
+
+def compare_data(*runs: SimpleNamespace) -> dict[str, Any]:
+    """The data for the page of two runs; UserError if they were asked other questions, or in another way."""
+    folders, constants = [run.folder for run in runs], [run.constants for run in runs]
+    sampling = [c["EVAL_CONFIG"] for c in constants]
+    for name, *asked in zip(("NUM_TEST_QUESTIONS", "EVAL_QUESTIONS"), *(run.asked for run in runs)):
+        if all(asked) and (asked[0] != asked[1] or sampling[0] != sampling[1]):
+            values = ", ".join(f"{name}={c[name]} and EVAL_CONFIG={c['EVAL_CONFIG']}" for c in constants)
+            raise UserError(
+                f"show_run {folders[0]} {folders[1]}: not the same questions, or not sampled the same way "
+                f"({values}), so comparing them would be wrong; give two runs with the same questions"
+            )
+    names = [folder.name if folders[0].name != folders[1].name else str(folder) for folder in folders]
+    after = [run.tests["after"] for run in runs if "after" in run.tests]
+    over = len(after) == 2
+    headline = [evaluation.between(names, after)] if over else [line for run in runs for line in run.headline]
+    return {
+        "kind": "compare",
+        "names": names,
+        "headline": [line.parts for line in headline],
+        "reasons": [["one_run_each", {}]],
+        "summary": {"header": names, "rows": evaluation.comparison(after) if over else []},
+        "runs": [run.curves | {"constants": run.constants} for run in runs],
+        "groups": [],
+    }
 
 
 def to_group(row: dict[str, Any], draw: Callable[[str, str], str] | None = None) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 // What a model or a data set wrote is hostile: it passes through `written`, or `plain` where only text fits.
 "use strict";
 const data = { columns: {}, evaluations: [], health: [], dips: [], ...JSON.parse(document.getElementById("data").textContent) };
-const c = data.constants;
+const c = data.constants ?? data.runs[0].constants;
 const groupsOf = Map.groupBy(data.groups, (g) => g.step);
 const keptSteps = [...groupsOf.keys()];
 const wide = matchMedia("(min-width: 48rem)"); // as in page.css
@@ -103,7 +103,8 @@ const CURVES = [
 ];
 const CLASSES = ["first", "second"];
 const charts = [];
-const lastStep = Math.max(1, ...(data.columns?.step ?? []), ...keptSteps);
+const runs = data.runs ?? [data];
+const lastStep = Math.max(1, ...runs.flatMap((run) => run.columns.step ?? []), ...keptSteps);
 
 // Where an axis ends. One drawn token can raise a step's KL thirtyfold: such a spike leaves the axis (▲).
 function axisTop(values) {
@@ -112,17 +113,23 @@ function axisTop(values) {
 }
 const measuredIn = (values) => (values ?? []).filter((value) => value !== null);
 
+// Of two runs each chart has the first column of both; of one run all of its columns.
 function linesOf(names) {
-  return Object.keys(names).map((name, i) => ({
-    label: tell(names[name]), kind: CLASSES[i], steps: data.columns.step ?? [], values: data.columns[name] ?? [], ranges: data.intervals?.[name] ?? [],
-  })).filter(({ values }) => measuredIn(values).length);
+  const [first] = Object.keys(names);
+  const wanted = data.kind === "compare" ? data.runs.map((run, i) => [run, first, plain(data.names[i])])
+    : Object.keys(names).map((name) => [data, name, tell(names[name])]);
+  return wanted.map(([run, name, label], i) => ({
+    label, kind: CLASSES[i], steps: run.columns.step ?? [], values: run.columns[name] ?? [], ranges: run.intervals?.[name] ?? [],
+  })).filter(({ values }) => data.kind === "compare" || measuredIn(values).length);
 }
 
 function drawCurves() {
   CURVES.forEach(([title, names, meaning, show, most], i) => {
+    if (title.startsWith("Reward") && paidDifferently()) return;
     const lines = linesOf(names);
-    if (lines.length) drawCurve(tell(title), lines, tell(meaning), show, most, i < 2);
+    if (lines.some(({ values }) => measuredIn(values).length)) drawCurve(tell(title), lines, tell(meaning), show, most, i < 2);
   });
+  if (paidDifferently()) at("charts").before(el("p", {}, tell("The two runs were paid by different rewards, so their reward curves aren't compared.")));
   at("dips").replaceChildren(...data.dips.map(([, clear, dip]) => el("li", {}, spoken(dip) + stop + (clear ? "" : tell("Chance can do that.")))));
 }
 
@@ -177,6 +184,18 @@ function drawCurve(title, lines, meaning, show, most, large) {
     const beyond = peak > high ? say` ▲ up to ${show(peak)} (step ${steps[values.indexOf(peak)]})` : "";
     caption.replaceChildren(el("span", { class: "meaning" }, meaning), ...shown, beyond);
   });
+}
+
+function changedConstants() {
+  const [a, b] = (data.runs ?? [{}, {}]).map((run) => run.constants ?? {});
+  return Object.keys({ ...a, ...b }).map((name) => [name, `${a[name] ?? ""}`, `${b[name] ?? ""}`]).filter(([, left, right]) => left !== right);
+}
+
+// Two runs whose rewards have other names or other points: their curves would compare apples and pears.
+function paidDifferently() {
+  if (data.kind !== "compare") return false;
+  const paid = data.runs.map((run) => Object.keys(run.columns).filter((name) => /^reward_/.test(name)).sort().join());
+  return paid[0] !== paid[1] || changedConstants().some(([name]) => ["REWARD_FUNC", "REWARDS", "OVERLONG_PENALTY", "OVERLONG_BUFFER"].includes(name));
 }
 
 // --- the step --------------------------------------------------------------------------------------------
@@ -644,7 +663,8 @@ const table = (header, rows, cell) => el("div", { class: "scroll", tabindex: 0, 
 
 function drawSummary() {
   const { kind, notes = [], reasons = [], headline = [] } = data;
-  const about = kind === "run" ? say`Model ${c.MODEL}, questions ${c.DATASET}, folder ${data.folder}: ${data.steps} of ${c.NUM_BATCHES} steps of ${c.BATCH_SIZE} questions × ${c.NUM_GENERATIONS} answers, seed ${c.SEED}` : data.about;
+  const about = kind === "run" ? say`Model ${c.MODEL}, questions ${c.DATASET}, folder ${data.folder}: ${data.steps} of ${c.NUM_BATCHES} steps of ${c.BATCH_SIZE} questions × ${c.NUM_GENERATIONS} answers, seed ${c.SEED}`
+    : kind === "compare" ? say`Two runs: ${data.names[0]} and ${data.names[1]}` : data.about;
   at("about").textContent = plain(about);
   at("title").textContent = plain(headline.map(spoken).join(semicolon) || tell("Answers to questions"));
   document.title = at("title").textContent;
@@ -659,9 +679,12 @@ function drawSummary() {
   }
   const { header, rows } = data.summary ?? { header: [], rows: [] };
   const cell = (text) => el("td", {}, ...text.split(/ (?=[(])/).flatMap((part, i) => (i ? [" ", el("span", { class: "range" }, part.replace(/(.+) to (.+)/, (_, from, to) => say`${from} to ${to}`))] : [part])));
-  const asked = () => say`${data.in_all.tested} test questions, ${c.EVAL_CONFIG} sampling`;
+  const asked = kind === "run" ? say`${data.in_all.tested} test questions, ${c.EVAL_CONFIG} sampling` : tell("the same test questions, after training");
+  const names = header.map((name) => (kind === "run" ? tell(name) : plain(name)));
+  const changed = changedConstants();
   at("summary").replaceChildren(
-    ...(rows.length ? [table([asked(), ...header.map(tell)], rows.map(([name, ...cells]) => [tell(name), ...cells]), cell)] : []),
+    ...(rows.length ? [table([asked, ...names], rows.map(([name, ...cells]) => [tell(name), ...cells]), cell)] : []),
+    ...(changed.length ? [el("h2", {}, tell("Constants that differ")), table([tell("constant"), ...names], changed.map((cells) => cells.map(plain)), (text) => el("td", { class: "any" }, text))] : []),
     el("div", {}, ...notes.map((note) => el("p", {}, typeof note === "string" ? tell(note) : spoken(note))), ...(kind === "run" ? [el("details", {},
       el("summary", {}, tell("the command and all constants")), el("p", { class: "math", id: "command" }, plain(data.command)),
       ...Object.entries(c).map(([name, value]) => el("div", { class: "math" }, plain(`${name}=${value}`))))] : [])));
@@ -679,7 +702,7 @@ function start() {
   at("lang").lang = lang === "zh" ? "en" : "zh-Hant-TW";
   drawSummary();
   drawCurves();
-  at("step").min = data.evaluations.length ? 0 : 1;
+  at("step").min = data.evaluations.length || data.kind === "compare" ? 0 : 1;
   at("step").max = lastStep;
   at("curves").hidden = !charts.length;
   at("steps").hidden = data.kind === "questions";
