@@ -41,9 +41,9 @@ fit-setup: .venv-fit/installed .venv-fit-cards/installed  ## the compilers of TP
 
 # SINCE=2026-11-25 keeps what was compiled on that day or later, so that a broken-off run goes on.
 FIT = 5_GRPO_Maxtext/tool.py fit_check SINCE=$(SINCE)
-fit-check: fit-setup  ## compiles every row of the three large tables anew and writes their CSV files: some hours
+fit-check: fit-setup .venv-vllm/installed  ## compiles every row of the three large tables anew and writes their CSV files: some hours
 	.venv-fit-cards/bin/python $(FIT) WRITE=fit_cards.csv
-	.venv-fit/bin/python $(FIT) WRITE=fit_check.csv
+	.venv-vllm/bin/python $(FIT) WRITE=fit_check.csv
 	.venv-fit/bin/python $(FIT) WRITE=fit_rungs.csv
 
 .venv-fit/installed .venv-fit-cards/installed: .venv-%/installed: requirements/%.txt .venv/installed

@@ -64,7 +64,7 @@ def combinations(c) -> None:
         ("LOGITS_CLIP", vllm and c.LOGITS_CLIP, "vLLM draws from the logits as they are, another policy than "
          "the one that would be trained; use 0, or set ROLLOUT_ENGINE=maxtext"),
         ("TEMPERATURE", vllm and max(c.TEMPERATURE, c.TEMPERATURE_END) > VLLM_TEMPERATURE,
-         f"vLLM takes at most {VLLM_TEMPERATURE}; lower it and TEMPERATURE_END={c.TEMPERATURE_END}, or set "
+         f"TEMPERATURE_END={c.TEMPERATURE_END}: vLLM takes at most {VLLM_TEMPERATURE}; lower it, or set "
          "ROLLOUT_ENGINE=maxtext"),
         ("MACHINE", c.MACHINE and not named(c.MACHINE),
          f"no such machine; {', '.join(CARDS)}, several of them (8xh100), or a TPU slice (v6e-8)"),

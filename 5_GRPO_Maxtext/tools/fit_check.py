@@ -10,21 +10,25 @@ report how much of a chip's memory a program needs. What else is in memory at th
     update      an optimizer update with all its gradient passes
     reference   log-probs of the answers under the reference; with BETA
     old         log-probs under the policy that answered; with NUM_ITERATIONS above 1
+    vllm        a step of vLLM's engine, where it's installed; in its own share of the chip
 
 The compiler doesn't report speed, numerics, or the runtime's own memory. ALGORITHM=PPO adds the memory GRPO
 saves: a critic as large as the actor, and its optimizer. `make fit-setup` installs both compilers.
 
     .venv-fit-cards/bin/python 5_GRPO_Maxtext/tool.py fit_check CARDS=t4 MODEL=Qwen/Qwen3-0.6B DTYPE=float32
     .venv-fit/bin/python 5_GRPO_Maxtext/tool.py fit_check TOPOLOGIES=v6e-8 BATCH_SIZE=1
+    .venv-vllm/bin/python 5_GRPO_Maxtext/tool.py fit_check TOPOLOGIES=v6e-8     # with vLLM's engine
 
 Takes every constant of the main script. To add a case to a file in assets/, add its row (machine, algorithm,
 constants) and write the file. A program takes 2 to 20 s for a card and about a minute for a TPU, on one core.
 """
 
+import contextlib
 import csv
 import datetime
 import functools
 import importlib.metadata
+import importlib.util
 import math
 import os
 import re
@@ -287,6 +291,11 @@ def check(name: str, algorithm: str, arguments: Sequence[str], only: str = "") -
         per_device_batch_size=c.BATCH_SIZE * c.NUM_GENERATIONS / len(chips),
     )  # fmt: skip
     programs, parameters = make_programs(c, hf, trainer, IDS.pad_id(), algorithm, **target)
+    if rollout_mesh and hf.model_type == "llama" and importlib.util.find_spec("vllm"):
+        from tools import vllm_step  # imports vLLM
+
+        step, of_step = vllm_step.step_program(c, hf, rollout_mesh, machine.kind)
+        programs.append(("vllm", jax.jit(step, donate_argnums=1), of_step))
     needs = memory.estimate(c, hf, parameters, trainer, rollout_mesh if algorithm == "GRPO" else None)
     case = f"{name} {algorithm} {' '.join(arguments)}".strip()
     packages = ("jax", "jax-cuda13-plugin" if card else "libtpu")  # a row is valid for their versions
@@ -297,7 +306,8 @@ def check(name: str, algorithm: str, arguments: Sequence[str], only: str = "") -
             continue
         started = time.perf_counter()
         given = given(done) if callable(given) else given
-        sizes, done[program] = compile_program(jitted, given, machine.gib, card)
+        with jax.set_mesh(rollout_mesh) if program == "vllm" else contextlib.nullcontext():
+            sizes, done[program] = compile_program(jitted, given, machine.gib, card)
         peak, seconds = sizes["peak"], time.perf_counter() - started
         rows.append(dict(
             machine=name, algorithm=algorithm, constants=" ".join(arguments), program=program,
@@ -309,7 +319,7 @@ def check(name: str, algorithm: str, arguments: Sequence[str], only: str = "") -
         print(f"{case}: {program} takes {peak:.2f} of {machine.gib:.2f} GiB, {seconds:.0f} s", flush=True)
         if peak > machine.gib:
             break  # the other programs would not save it
-    worst = max(rows, key=lambda row: row["peak"])
+    worst = max((row for row in rows if row["program"] != "vllm"), key=lambda row: row["peak"])
     try:
         said = f"compiled, {worst['program']}"
         return rows, f"{case}: yes: {memory.verdict(c, machine, len(trainer), needs, worst['peak'], said)}"
