@@ -4,6 +4,7 @@ Builds the main script's cluster on the tiny Llama, with real weights, and the f
 runs both and compares.
 """
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -47,7 +48,8 @@ def main(run_dir: str, trained: str) -> None:
     folder, hf = llama.load_hf_config(c.MODEL)
     tokenizer = llama.load_tokenizer(folder)
     assert jax.device_count() == 8
-    made, _ = fit.make_programs(c, hf, jax.devices(), tokenizer.pad_token_id)
+    engines = c, dataclasses.replace(c, ROLLOUT_ENGINE="vllm")
+    made = [p for e in engines for p in fit.make_programs(e, hf, jax.devices(), tokenizer.pad_token_id)[0]]
     programs = {name: jitted for name, jitted, _ in made}
     beside, *of_step = next(arguments for name, _, arguments in made if name == "update")
     assert bool(jax.tree.leaves(beside)) == (trained == "LORA_RANK=0")  # the frozen reference
@@ -68,6 +70,7 @@ def main(run_dir: str, trained: str) -> None:
         train_llm(c, llm, grader, rows, Path(run_dir))
     except InterruptedError:
         params, opt_state, model, batch, use, optimizer = given
+    policy = llama.copy_of(llm.actor)
 
     of_step[2] = of_step[2].frozen
     for real, ours in zip((params, opt_state, model.frozen, batch), of_step, strict=True):
@@ -85,6 +88,12 @@ def main(run_dir: str, trained: str) -> None:
     found = programs["reference"]((), structure, tuple(states), batch.prompt_ids, batch.completion_ids)
     np.testing.assert_array_equal(found, llm.reference_log_probs(batch))
     assert np.abs(found).max() > 0.1
+
+    synced = programs["sync"]((), nnx.state(policy, nnx.Param))  # as many weights, where vLLM's map puts them
+    mesh = jax.tree.leaves(params)[0].sharding.mesh
+    places = fit.abstract_vllm_state(llm.reference, mesh, jnp.dtype(c.DTYPE))
+    assert_same_arrays(dict(synced.flat_state()), dict(places.flat_state()))
+    assert sum(x.size for x in jax.tree.leaves(synced)) == llama.count_parameters(llm.reference)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def table(*files):
 @pytest.mark.slow
 @pytest.mark.parametrize("trained", ["LORA_RANK=0", "LORA_RANK=4"])
 def test_what_is_compiled_is_what_trains(tmp_path, trained):
-    """On 8 virtual devices: the same arrays in the same places, step and reference to the last bit."""
+    """On 8 virtual devices: the same arrays in the same places, step, reference and sync to the last bit."""
     flags = "--xla_force_host_platform_device_count=8 --xla_cpu_multi_thread_eigen=false"
     quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     done = subprocess.run(

@@ -10,6 +10,7 @@ report how much of a chip's memory a program needs. What else is in memory at th
     update      an optimizer update with all its gradient passes
     reference   log-probs of the answers under the reference; with BETA
     old         log-probs under the policy that answered; with NUM_ITERATIONS above 1
+    sync        the new weights in vLLM's layout and dtype (Tunix does it op by op: a lower bound)
     vllm        a step of vLLM's engine, where it's installed; in its own share of the chip
 
 The compiler doesn't report speed, numerics, or the runtime's own memory. ALGORITHM=PPO adds the memory GRPO
@@ -56,6 +57,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from maxtext.integration.tunix.tunix_adapter import TunixMaxTextAdapter
 from maxtext.utils import accelerator_to_spec_map
+from tunix.generate.utils import transfer_state_with_mappings
 
 import grpo_llama3_1_8b_demo as demo
 import grpo_variants
@@ -108,7 +110,7 @@ def make_programs(c, hf, trainer: Sequence, pad_id: int, algorithm: str = "GRPO"
     opt_state = optax.tree_map_params(  # `zeros_like` keeps a parameter's sharding
         optimizer, lambda moment, param: param, jax.eval_shape(optimizer.init, params), params
     )
-    weights = nnx.state(plain, nnx.Param)
+    weights, everything = nnx.state(plain, nnx.Param), nnx.state(model, nnx.Param)
     frozen, reference = weights if c.LORA_RANK else (), weights if memory.weight_copies(c) > 1 else ()
     rules, programs = tuple(map(tuple, config.logical_axis_rules)), []
 
@@ -124,6 +126,9 @@ def make_programs(c, hf, trainer: Sequence, pad_id: int, algorithm: str = "GRPO"
     def array(dtype, *shape, axes=()):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P(*axes)))
 
+    def merge(params):
+        return lora.merge(params, c.LORA_ALPHA / c.LORA_RANK) if c.LORA_RANK else params
+
     if algorithm == "GRPO" and c.ROLLOUT_ENGINE == "maxtext":
         one_chip = mesh.size == 1
         rollout = MaxTextRollout(
@@ -133,7 +138,7 @@ def make_programs(c, hf, trainer: Sequence, pad_id: int, algorithm: str = "GRPO"
         prompts = array(jnp.int32, c.BATCH_SIZE if one_chip else rollout.rows, c.MAX_PROMPT_LENGTH)
         rows, random = array(jnp.int32, rollout.rows), array(jax.random.key(0).dtype)
         decoder = nnx.state(base, nnx.Param), jax.tree.map(lambda x: array(x.dtype, *x.shape), rollout._rest)
-        beside = opt_state, reference, nnx.state(model, nnx.Param) if c.LORA_RANK else ()  # W + A B decodes
+        beside = opt_state, reference, everything if c.LORA_RANK else ()  # it decodes with W + A B
 
         def results(compiled):  # the compiler decides where the prompts' KV cache lies
             return jax.tree.map(
@@ -155,7 +160,6 @@ def make_programs(c, hf, trainer: Sequence, pad_id: int, algorithm: str = "GRPO"
         decode, whole = functools.partial(rollout._decode_all, **options), random.sharding
         add("decode", decode, of_decode, *beside, donated=3, out=(whole, whole, None))  # the cache
         if c.LORA_RANK:
-            merge = functools.partial(lora.merge, scale=c.LORA_ALPHA / c.LORA_RANK)
             add("merge", merge, (nnx.state(model.base, nnx.Param),), opt_state, reference)
 
     passes = c.BATCH_SIZE // (c.TRAIN_MICRO_BATCH_SIZE or c.BATCH_SIZE)
@@ -188,6 +192,19 @@ def make_programs(c, hf, trainer: Sequence, pad_id: int, algorithm: str = "GRPO"
             add("reference", log_probs, given, params if c.LORA_RANK else weights, opt_state)
         if c.NUM_ITERATIONS > 1:
             add("old", log_probs, (graphdef, (params, rest), prompts, tokens), opt_state, reference)
+        if c.ROLLOUT_ENGINE == "vllm":
+
+            def sync(params):
+                vllm_state = abstract_vllm_state(plain, mesh, jnp.dtype(c.DTYPE))  # it is filled in place
+                return transfer_state_with_mappings(
+                    merge(params), vllm_state, key_mappings=plain.to_hf_mappings(),
+                    key_mapping_hook_fns=plain.to_hf_hook_fns(), transpose_keys=plain.to_hf_transpose_keys(),
+                    reshard_fn=lambda new, place: {
+                        k: jax.lax.with_sharding_constraint(v, place[k]) for k, v in new.items()
+                    },
+                )  # fmt: skip
+
+            add("sync", sync, (everything,), opt_state, reference)
     return programs, sum(x.size for x in jax.tree.leaves(weights))
 
 
@@ -204,6 +221,21 @@ def abstract_lora(c, plain: TunixMaxTextAdapter, mesh, config) -> TunixMaxTextAd
         x, sharding = leaf.get_value(), shardings.get(path, NamedSharding(mesh, P()))  # P(): A and B
         placed.append((path, leaf.replace(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding))))
     return nnx.merge(graphdef, nnx.from_flat_state(placed))
+
+
+def abstract_vllm_state(model, mesh, dtype) -> nnx.State:
+    """vLLM's weights by MaxText's own map: one array per layer, its "model" axes sharded over "fsdp"."""
+    flat = {}
+    for path, param in nnx.state(model, nnx.Param).flat_state():
+        name, axes = model.to_hf_mappings()[".".join(map(str, path))]
+        sizes = list(zip(axes, param.get_value().shape))
+        kept = [(axis, n) for axis, n in sizes if axis != "layer"]
+        spec = P(*("fsdp" if axis == "model" and n % mesh.shape["fsdp"] == 0 else None for axis, n in kept))
+        value = jax.ShapeDtypeStruct([n for _, n in kept], dtype, sharding=NamedSharding(mesh, spec))
+        for layer in range(dict(sizes).get("layer", 1)):  # without an axis of layers the name has no *
+            key = name.replace("*", str(layer)).split(".")
+            flat[tuple(int(k) if k.isdigit() else k for k in key)] = nnx.Param(value)
+    return nnx.State.from_flat_path(flat)
 
 
 # %% Compiling ----------------------------------------------------------------------------------------------
