@@ -75,32 +75,47 @@ def test_the_pages_tables_are_the_committed_ones(language):
         assert f"| {machine} | {' | '.join(cells.values())} |" in text
 
 
-def case_of(row):
-    return row["machine"], row["algorithm"], row["constants"]
-
-
 def test_a_file_is_compiled_case_by_case_and_goes_on_where_it_stopped(monkeypatch, tmp_path):
     """What compiles is replaced, and stops at the third case; all else runs, over a copy of the file."""
-    file, asked = "fit_cards.csv", []
-    cases = list(dict.fromkeys(map(case_of, memory.fit_rows(file))))
+    file, cases, asked = "fit_cards.csv", list(fit.committed_cases("fit_cards.csv")), []
     (tmp_path / "assets").mkdir()
     shutil.copy(settings.HERE / "assets" / file, tmp_path / "assets")
     monkeypatch.setattr(memory, "HERE", tmp_path)
     monkeypatch.setattr(settings, "HERE", tmp_path)
 
-    def one_row(*case, only):
-        asked.append((*case[:2], " ".join(case[2])))
+    def one_row(*case):
+        asked.append(case)
         if len(asked) == 3:
             raise KeyboardInterrupt
-        row = dict(zip(("machine", "algorithm", "constants"), asked[-1]))
-        return [row | dict(peak=1 / 3, compiled="2099-01-01")], "yes"
+        names = dict(zip(("machine", "algorithm", "constants"), (*case[:2], " ".join(case[2]))))
+        return [names | dict(peak=1 / 3, compiled="2099-01-01")], "yes"
 
-    monkeypatch.setattr(fit, "check", one_row)
+    monkeypatch.setattr(fit, "largest", one_row)
     with pytest.raises(KeyboardInterrupt):
         fit.main([f"WRITE={file}"])
     fit.main([f"WRITE={file}", "SINCE=2099-01-01"])
-    assert asked == [*cases[:3], *cases[2:]]
-    assert [(*case_of(row), row["peak"]) for row in memory.fit_rows(file)] == [(*c, "0.33") for c in cases]
+    assert asked == [*cases[:3], *cases[2:]] and list(fit.committed_cases(file)) == cases
+    assert [row["peak"] for row in memory.fit_rows(file)] == ["0.33"] * len(cases)
+
+
+@pytest.mark.parametrize(
+    ("name", "held", "beside", "answers"),
+    [("v5e-1", 5, 5, [4, 8]), ("v5e-8", 5, 5, [32, 64]), ("v5e-1", 5, 2, [2, 4, 8]), ("v5e-1", 1, 1, [2, 4]),
+     ("v5e-1", 100, 100, [64]), ("8xh100", 100, 0, [512]), ("t4", 1, 1, [8, 16])],
+)  # fmt: skip
+def test_the_largest_batch_is_found_by_halving(monkeypatch, name, held, beside, answers):
+    """A chip holds `held` answers, beside vLLM `beside`: so many fit, and no more; one is no group."""
+
+    def check(name, algorithm, arguments, only=""):
+        given = {"NUM_GENERATIONS": 8} | dict(argument.split("=") for argument in arguments)
+        asked = int(given["BATCH_SIZE"]) * int(given["NUM_GENERATIONS"])
+        each = asked / memory.machine_of(name).chips
+        row = dict(answers=asked, left=held - each, vllm_least=each, vllm_most=beside)
+        return [row], f"{asked} answers"
+
+    monkeypatch.setattr(fit, "check", check)
+    rows, said = fit.largest(name, "GRPO", [])
+    assert [row["answers"] for row in rows] == answers and said == f"{answers[0]} answers"
 
 
 @pytest.mark.parametrize("name", ["v5p-8", "t4"])

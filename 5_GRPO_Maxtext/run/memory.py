@@ -132,8 +132,8 @@ def estimate(c, hf, parameters: int, trainer: list, rollout_mesh) -> Estimate:
 
 
 # %% Compiled results ---------------------------------------------------------------------------------------
-# Files in assets/, and the one program they're about ("": all of a run).
-FIT_FILES = {"fit_check.csv": "", "fit_rungs.csv": "update", "fit_cards.csv": ""}
+# Files in assets/, and whether their batch came from a search.
+FIT_FILES = {"fit_check.csv": False, "fit_rungs.csv": True, "fit_cards.csv": True}
 MODEL_SIZES = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
                "num_attention_heads", "num_key_value_heads", "head_dim", "tie_word_embeddings")  # fmt: skip
 

@@ -79,11 +79,13 @@ class Constants(demo.Constants):
     TOPOLOGIES: str = "v5p-8,v6e-8"  # Google's names; v5p counts two cores per chip: v5p-8 has 4 chips
     CARDS: str = ""  # in place of TOPOLOGIES: t4, l4, rtx3090, ..., 8xh100; run/cards.csv describes them
     ALGORITHM: Literal["GRPO", "PPO"] = "GRPO"  # PPO: with a critic and its optimizer; the update alone
+    LARGEST: bool = False  # True: the largest batch that fits, in place of the one that's asked for
     WRITE: Literal["", "fit_check.csv", "fit_rungs.csv", "fit_cards.csv"] = ""  # compiles its rows anew
     SINCE: str = ""  # with WRITE: rows compiled on this day (2026-11-25) or later stay as they are
 
 
-OWN = ("TOPOLOGIES=", "CARDS=", "ALGORITHM=", "WRITE=", "SINCE=")
+OWN = ("TOPOLOGIES=", "CARDS=", "ALGORITHM=", "LARGEST=", "WRITE=", "SINCE=")
+SEARCHED = ("BATCH_SIZE=", "NUM_GENERATIONS=")  # by `largest`
 IDS = types.SimpleNamespace(pad_id=lambda: 128_004, eos_id=lambda: 128_009)  # Llama 3.1's; any take as much
 COLUMNS = ("machine", "algorithm", "constants", "program", "chips", "arguments", "temporaries", "peak",
            "limit", "left", "vllm_least", "vllm_most", "seconds", "compiled")  # fmt: skip
@@ -360,23 +362,58 @@ def check(name: str, algorithm: str, arguments: Sequence[str], only: str = "") -
         return rows, f"{case}: no: {critic}{error}"
 
 
+def largest(name: str, algorithm: str, arguments: Sequence[str]) -> tuple[list[dict], str]:
+    """`check` of the largest batch that fits, by halving: answers of a pass for a slice, questions for cards.
+
+    For a slice the update alone is compiled, and vLLM has to fit beside it. The last row is that of the
+    smallest batch that doesn't fit; before it come those that only fit without vLLM. `arguments` leave out
+    BATCH_SIZE and, for a slice, NUM_GENERATIONS; there they have TRAIN_MICRO_BATCH_SIZE=0.
+    """
+    machine, fitting, over = memory.machine_of(name), [], []
+    card = machine.kind in memory.CARDS
+    for i in reversed(range(7)):  # 64 questions, or answers per chip, and fewer
+        sizes = (f"BATCH_SIZE={2**i}",)
+        if not card:
+            answers = machine.chips * 2**i
+            group = min(answers, settings.defaults(demo.Constants, "tpu")["NUM_GENERATIONS"])
+            if group < 2:  # one answer has no group to be compared with
+                continue
+            sizes = f"BATCH_SIZE={answers // group}", f"NUM_GENERATIONS={group}"
+        found, verdict = check(name, algorithm, (*arguments, *sizes), only="" if card else "update")
+        if found[-1]["left"] < 0:
+            over = found[-1:] + over[:1]
+            continue
+        fitting = found + fitting
+        if card or found[-1]["vllm_least"] <= found[-1]["vllm_most"]:
+            break
+    return fitting + over[:1] if fitting else over, verdict
+
+
 # %% Main ---------------------------------------------------------------------------------------------------
+def committed_cases(file: str) -> dict[tuple, list[dict]]:
+    """Rows of a file in assets/ by case: machine, algorithm, and the constants that aren't searched for."""
+    found, searched = {}, SEARCHED if memory.FIT_FILES[file] else ()
+    for row in memory.fit_rows(file):
+        constants = tuple(text for text in row["constants"].split() if not text.startswith(searched))
+        found.setdefault((row["machine"], row["algorithm"], constants), []).append(row)
+    return found
+
+
 def main(arguments: list[str]) -> None:
     """Compiles; prints a line per program and a verdict per configuration."""
     c = settings.read(Constants, arguments)
     given = tuple(text for text in arguments if not text.startswith(OWN))
-    if c.WRITE and given:
+    if c.WRITE and (given or c.LARGEST):
         raise UserError(f"WRITE={c.WRITE}: compiles what's in it; leave out all else but SINCE, or WRITE")
     settings.quiet()
     versions.check_versions()
-    table: dict[tuple, list[dict]] = {}  # rows by machine, algorithm and constants
-    for row in memory.fit_rows(c.WRITE) if c.WRITE else ():
-        table.setdefault((row["machine"], row["algorithm"], tuple(row["constants"].split())), []).append(row)
+    search = memory.FIT_FILES.get(c.WRITE, c.LARGEST)
     asked = ((name, c.ALGORITHM, given) for name in (c.CARDS or c.TOPOLOGIES).split(","))
-    for case, old in (table or dict.fromkeys(asked, ())).items():
+    table = committed_cases(c.WRITE) if c.WRITE else dict.fromkeys(asked, ())
+    for case, old in table.items():
         if c.SINCE and old and min(row["compiled"] for row in old) >= c.SINCE:
             continue
-        rows, verdict = check(*case, only=memory.FIT_FILES.get(c.WRITE, ""))
+        rows, verdict = (largest if search else check)(*case)
         print(verdict, flush=True)
         if c.WRITE:
             table[case] = [  # two decimals for GiB and seconds
