@@ -2,14 +2,12 @@
 
 import csv
 import dataclasses
-import functools
 import itertools
 import json
 import os
 import re
 import signal
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,22 +35,12 @@ def start_jax(xla_flags: str = "--xla_cpu_multi_thread_eigen=false") -> None:
     # Compiled programs are kept from run to run, so another SEED compiles nothing. The folder can be deleted.
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(RUNS / "compiled"))
     jax.config.update("jax_compilation_cache_dir", cache)
-    warnings.showwarning = functools.partial(remove_damaged, warnings.showwarning)
     try:
         jax.devices()
     except (RuntimeError, AssertionError) as error:  # an assertion: a platform without its plugin
         platform, reason = os.environ.get("JAX_PLATFORMS", ""), str(error) or "no such device is set up here"
         text = f"JAX_PLATFORMS={platform}: {reason.splitlines()[0]}; unset it to use the CPU"
         raise UserError(text) from None
-
-
-def remove_damaged(show: Callable, message: Warning, *where: Any) -> None:
-    """Removes a compiled program that a killed run left half written; `show`s any other warning."""
-    damaged = re.match(r"Error reading persistent compilation cache entry for '(\w+)'", str(message))
-    if not damaged:
-        return show(message, *where)
-    for path in Path(jax.config.jax_compilation_cache_dir).glob(f"{damaged[1]}-*-cache"):
-        path.unlink(missing_ok=True)
 
 
 def open_run(name: str, c: Any) -> Path:

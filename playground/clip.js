@@ -110,10 +110,11 @@ export function passesFigure(place) {
     const x = (pass) => 4 + (pass / passes) * 292, y = (value) => 144 - ((value - low) / (high - low)) * 136;
     const line = (name, kind) => svg("polyline", { points: seen.map((row, pass) => `${x(pass)},${y(row[name])}`).join(" "), class: kind });
     picture.replaceChildren(
-      h("p", { class: "legend" }, h("span", { class: "second" }, text("passes_promised")), " ", h("span", { class: "run" }, text("passes_worth"))),
+      h("p", { class: "legend" }, h("span", { class: "second" }, `${text("passes_promised")}: ${signed(last.promised)}`), " ",
+        h("span", { class: "run" }, `${text("passes_worth")}: ${signed(last.worth)}`)),
       svg("svg", { viewBox: "0 0 300 150", class: "curve", role: "img", id: "passes_picture", "aria-label": text("passes_picture") },
         svg("line", { x1: 4, x2: 296, y1: y(0), y2: y(0), class: "axis" }),
-        svg("text", { x: 6, y: y(0) - 3 }, "0"), svg("text", { x: 294, y: y(0) - 3, "text-anchor": "end" }, text("passes_axis", { passes })),
+        svg("text", { x: 6, y: y(0) + 12 }, "0"), svg("text", { x: 294, y: y(0) - 3, "text-anchor": "end" }, text("passes_axis", { passes })),
         line("promised", "second"), line("worth", "run")));
     const values3 = (list) => list.map((value) => h("td", { class: "number" }, number(value)));
     table.replaceChildren(h("table", {},

@@ -198,8 +198,12 @@ def test_the_whole_script_with_two_devices_that_train_and_two_that_generate(tmp_
     assert before["greedy_answer_accuracy"] > 0.2  # about 0.4; with wrong weights it would be 0
 
 
-ANOTHER_ORDER = """from model import devices; plan = devices.plan_devices
-devices.plan_devices = lambda *a: (plan(*a)[0][:4] + plan(*a)[0][:3:-1], plan(*a)[1])"""
+# The chips in another order. And eight devices of one CPU share XLA's few threads: with many programs in
+# flight, six wait in an all-reduce for two that get none, forever; so we wait for each rounded weight.
+ONE_SLICE = """from jax import block_until_ready; from model import devices, vllm
+plan, rounded = devices.plan_devices, vllm.stochastic_round
+devices.plan_devices = lambda *a: (plan(*a)[0][:4] + plan(*a)[0][:3:-1], plan(*a)[1])
+vllm.stochastic_round = lambda weight: block_until_ready(rounded(weight))"""
 
 
 def with_eight_heads(folder):
@@ -233,7 +237,7 @@ def test_lora_in_bfloat16_on_eight_chips_that_train_and_generate(tmp_path, rate)
     At the large model's rate, 20 steps move this small one too little for its reward to show it.
     """
     run = f"MODEL={with_eight_heads(on_the_grid(tmp_path / 'model'))}", *LARGE, f"LEARNING_RATE={rate}"
-    log = run_script(tmp_path / "run", 8, *run, setup=ANOTHER_ORDER)
+    log = run_script(tmp_path / "run", 8, *run, setup=ONE_SLICE)
     assert max(row["mismatch"] for row in log) < 0.005  # 0.001 seen
     assert all(0.9 < row["sync_gain"] < 1.1 for row in log[1:])  # the first step's rate is 0
     if rate == 3e-3:  # from 4.4 to 8.4, and with our own engine from 4.3 to 8.5
