@@ -2,15 +2,13 @@
 
 import csv
 import dataclasses
-import functools
-import itertools
 import json
 import os
 import re
 import signal
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +32,10 @@ def start_jax(xla_flags: str = "--xla_cpu_multi_thread_eigen=false") -> None:
     more than it saves, and in one thread a run is repeatable bit for bit.
     """
     os.environ.setdefault("XLA_FLAGS", xla_flags)
-    # Compiled programs are kept from run to run, so another SEED compiles nothing. The folder can be deleted.
+    # Compiled programs are kept from run to run, so another SEED compiles nothing. The folder can be deleted,
+    # and should be if JAX warns of "Error reading persistent compilation cache": a run was killed in it.
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(RUNS / "compiled"))
     jax.config.update("jax_compilation_cache_dir", cache)
-    warnings.showwarning = functools.partial(remove_damaged, warnings.showwarning)
     try:
         jax.devices()
     except (RuntimeError, AssertionError) as error:  # an assertion: a platform without its plugin
@@ -46,29 +44,17 @@ def start_jax(xla_flags: str = "--xla_cpu_multi_thread_eigen=false") -> None:
         raise UserError(text) from None
 
 
-def remove_damaged(show: Callable, message: Warning, *where: Any) -> None:
-    """Removes a compiled program that a killed run left half written; `show`s any other warning."""
-    damaged = re.match(r"Error reading persistent compilation cache entry for '(\w+)'", str(message))
-    if not damaged:
-        return show(message, *where)
-    for path in Path(jax.config.jax_compilation_cache_dir).glob(f"{damaged[1]}-*-cache"):
-        path.unlink(missing_ok=True)
-
-
 def open_run(name: str, c: Any) -> Path:
     """Makes a run's folder with constants.json, RUN_DIR or a new one in runs/NAME; UserError if it can't."""
-    wanted = Path(c.RUN_DIR or RUNS / name / time.strftime("%Y-%m-%d_%H-%M-%S"))
-    for count in itertools.count(1):
-        folder = wanted if count == 1 else wanted.with_name(f"{wanted.name}_{count}")
-        try:
-            folder.mkdir(parents=True, exist_ok=bool(c.RUN_DIR))
-            if (folder / "result.json").exists():
-                raise UserError(f"RUN_DIR={folder}: holds the result of another run; choose another folder")
-            write_json(folder / "constants.json", dataclasses.asdict(c))
-            return folder
-        except OSError as error:
-            if c.RUN_DIR or not isinstance(error, FileExistsError):  # else two runs began in the same second
-                raise UserError(f"RUN_DIR={folder}: {error.strerror}; choose another folder") from None
+    folder = Path(c.RUN_DIR or RUNS / name / f"{datetime.now():%Y-%m-%d_%H-%M-%S.%f}")
+    if (folder / "result.json").exists():
+        raise UserError(f"RUN_DIR={folder}: holds the result of another run; choose another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=bool(c.RUN_DIR))
+        write_json(folder / "constants.json", dataclasses.asdict(c))
+    except OSError as error:
+        raise UserError(f"RUN_DIR={folder}: {error.strerror}; choose another folder") from None
+    return folder
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

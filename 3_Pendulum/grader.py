@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+SHOWN = {"max_line_width": 90, "precision": 5, "suppress_small": True, "threshold": 64, "edgeitems": 2}
+
 
 class Exercise(NamedTuple):
     """A function for the reader to write, and how to check it."""
@@ -61,7 +63,8 @@ def judge(function: Callable, exercise: Exercise) -> list[str]:
             elif not np.allclose(a.astype(float), b, exercise.tolerance, exercise.tolerance, equal_nan=True):
                 how = "Its numbers differ."
             if how:
-                return [f"given     {given}", f"expected  {text(b)}", f"found     {text(a)}", how]
+                expected, result = (np.array2string(array, **SHOWN) for array in (b, a))
+                return [f"given     {given}", f"expected  {expected}", f"found     {result}", how]
         return []
 
     def explains(names: tuple[str, ...]) -> bool:
@@ -86,11 +89,6 @@ def variant(right: Callable, *mistakes: str) -> Callable:
         source = source.replace(old, new)
     exec(source, names)
     return names[right.__name__]
-
-
-def text(array: np.ndarray) -> str:
-    """Numbers for a message; only the corners of a large array."""
-    return np.array2string(array, 90, 5, suppress_small=True, threshold=64, edgeitems=2)
 
 
 def in_one_line(error: Exception, function: Callable) -> str:

@@ -203,7 +203,8 @@ def test_what_is_no_array_of_the_right_kind_is_named():
     whole, real, truth = np.array([1, 0]), np.array([1.0, 0.0]), np.array([True, False])
     for expected, found, said in [
         (real, "text", "Its shape is []"), (real, (1, (2, 3)), "inhomogeneous"), (whole, whole, ""),
-        (real, real, ""), (truth, whole, ""), (truth, real, ""), (whole, real, "type is float64; expected int64."),
+        (real, real, ""), (truth, whole, ""), (truth, real, ""),
+        (whole, real, "type is float64; expected int64."),
         (real, whole, "type is int64; expected float64."), (whole, truth, "type is bool; expected int64."),
     ]:  # fmt: skip
         exercise = grader.Exercise(lambda f: {"nothing": f()}, lambda e=expected: e, {})
