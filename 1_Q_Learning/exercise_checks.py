@@ -21,8 +21,8 @@ def look_at_select_action(function: Callable) -> dict[str, np.ndarray]:
         rng = np.random.default_rng(0)
         actions = [function(state, VALUES.copy(), epsilon, rng) for _ in range(DRAWS if epsilon else 10)]
         for action in actions:
-            if grader.numbers(action).dtype.kind not in "iu" or np.ndim(action) or not 0 <= action < 4:
-                raise grader.Unusable(f"it returns {action!r}; an action is a whole number from 0 to 3")
+            if np.asarray(action).dtype.kind not in "iu" or np.ndim(action) or not 0 <= action < 4:
+                raise ValueError(f"it returns {action!r}; an action is a whole number from 0 to 3")
         given = f"Q(s, .) = {VALUES[state]}, epsilon {epsilon}: the share of each action"
         found[given] = np.bincount(actions, minlength=4) / len(actions)
     return found

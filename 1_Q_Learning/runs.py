@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,15 @@ RUNS = Path(os.path.relpath(Path(__file__).resolve().parent.parent / "runs"))  #
 
 def open_run(name: str, c: Any) -> Path:
     """Makes a run's folder with constants.json, RUN_DIR or a new one in runs/NAME; UserError if it can't."""
-    wanted = Path(c.RUN_DIR or RUNS / name / time.strftime("%Y-%m-%d_%H-%M-%S"))
-    for count in itertools.count(1):
-        folder = wanted if count == 1 else wanted.with_name(f"{wanted.name}_{count}")
-        try:
-            folder.mkdir(parents=True, exist_ok=bool(c.RUN_DIR))
-            if (folder / "result.json").exists():
-                raise UserError(f"RUN_DIR={folder}: holds the result of another run; choose another folder")
-            write_json(folder / "constants.json", dataclasses.asdict(c))
-            return folder
-        except OSError as error:
-            if c.RUN_DIR or not isinstance(error, FileExistsError):  # else two runs began in the same second
-                raise UserError(f"RUN_DIR={folder}: {error.strerror}; choose another folder") from None
+    folder = Path(c.RUN_DIR or RUNS / name / f"{datetime.now():%Y-%m-%d_%H-%M-%S.%f}")
+    if (folder / "result.json").exists():
+        raise UserError(f"RUN_DIR={folder}: holds the result of another run; choose another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=bool(c.RUN_DIR))
+        write_json(folder / "constants.json", dataclasses.asdict(c))
+    except OSError as error:
+        raise UserError(f"RUN_DIR={folder}: {error.strerror}; choose another folder") from None
+    return folder
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

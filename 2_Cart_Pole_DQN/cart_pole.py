@@ -1,6 +1,6 @@
 """CartPole-v1: Gymnasium's own JAX environment to learn in, its ordinary one to be judged in."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from gymnasium.envs.phys2d.cartpole import CartPoleFunctional, CartPoleParams
+from tqdm import tqdm
 
 ENV = CartPoleFunctional()
 # Trap: Gymnasium 1.4.0's own default of polemass_length is mass + length (0.6). CartPole-v1 multiplies them.
@@ -93,3 +94,23 @@ def evaluate(networks: Any, episodes: int) -> np.ndarray:
         returns += playing * reward
         playing &= ~(terminated | truncated)
     return returns.reshape(shape)
+
+
+def print_row(num_steps: int, shown: Sequence[str], log: Sequence[Any]) -> None:
+    """Prints the fields `shown` of a log's last row, means over the seeds, at each tenth of `num_steps`."""
+    if len(log) == 1:
+        tqdm.write("     step   " + "   ".join(shown))
+    before, now = [0, *(min(int(row.env_step.mean()), num_steps) for row in log)][-2:]
+    if 10 * before // num_steps < 10 * now // num_steps:
+        columns = (f"{getattr(log[-1], name).mean():{len(name)}.4g}" for name in shown)
+        tqdm.write(f"{int(log[-1].env_step.mean()):9,}   " + "   ".join(columns))
+
+
+def print_returns(first_seed: int, eval_return: np.ndarray) -> None:
+    """A line for each seed, from a mean return each; then their mean and sample standard deviation."""
+    for i, mean in enumerate(eval_return):
+        print(f"seed {first_seed + i:3d}   return {mean:8.2f}")
+    spread = f" +- {eval_return.std(ddof=1):.1f}" if len(eval_return) > 1 else ""
+    text = f"{eval_return.mean():.1f}{spread}, lowest {eval_return.min():.1f}"
+    solved = (eval_return >= SOLVED).sum()
+    print(f"{text}, {solved} of {len(eval_return)} seeds solved ({SOLVED:g} or more)")

@@ -28,7 +28,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 
@@ -144,19 +143,11 @@ SHOWN = ["epsilon", "episode_return", "eval_return", "mean_q", "loss"]
 
 
 def train(c: Constants) -> tuple[Agent, Log, float]:
-    """Trains all seeds side by side, one row of the log at a time. Ctrl-C ends the training after a row.
-
-    Returns the agents [NUM_SEEDS, ...], the log [NUM_SEEDS, rows] and the seconds of compiling.
-    """
-    rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
-    agents = jax.jit(jax.vmap(lambda rng: fill_buffer(c, rng, make_agent(c, rng))))(rngs)
-    train_row, compile_seconds = runs.compile_row(functools.partial(learn_and_evaluate, c), rngs, agents)
-    log = []
-    for index in runs.until_ctrl_c(range(num_rows(c))):
-        agents, row = train_row(agents, index)
-        log.append(jax.device_get(row))
-        runs.print_row(log, c.NUM_STEPS, SHOWN)
-    return agents, Log(*(np.stack(column, axis=1) for column in zip(*log))), compile_seconds
+    """The agents [NUM_SEEDS, ...], the log [NUM_SEEDS, rows] and the seconds of compiling."""
+    return runs.train(
+        c, lambda rng: fill_buffer(c, rng, make_agent(c, rng)), functools.partial(learn_and_evaluate, c),
+        num_rows(c), functools.partial(env.print_row, c.NUM_STEPS, SHOWN),
+    )  # fmt: skip
 
 
 def num_rows(c: Constants) -> int:
@@ -340,9 +331,7 @@ def main(arguments: list[str]) -> dict[str, Any]:
     runs.write_log(run_dir, log, c.SEED)
     print(f"trained; now {c.EVAL_EPISODES} greedy episodes each")
     eval_return = env.evaluate(agents.online, c.EVAL_EPISODES).mean(axis=1)  # [NUM_SEEDS]
-    for i in range(c.NUM_SEEDS):
-        print(f"seed {c.SEED + i:3d}   return {eval_return[i]:8.2f}")
-    print(runs.summary(eval_return, env.SOLVED))
+    env.print_returns(c.SEED, eval_return)
     pictures.draw_learning_curve(run_dir / "learning_curve.png", log)
     first_seed = jax.tree.map(lambda x: x[0], agents.online)
     pictures.record_gif(run_dir / "cart_pole.gif", make_network(c, jax.random.key(c.SEED)), first_seed)

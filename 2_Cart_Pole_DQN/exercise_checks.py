@@ -73,7 +73,7 @@ def look_at_n_step(function: Callable) -> dict[str, jax.Array]:
     jax.eval_shape(lambda windows: function(windows, 0.5), WINDOWS)
     result = function(jax.tree.map(jnp.asarray, WINDOWS), 0.5)
     if not isinstance(result, tuple) or len(result) != 3 or not isinstance(result[2], Windows):
-        raise grader.Unusable("it must return three things: the sums, m, and the last transitions")
+        raise ValueError("it must return three things: the sums, m, and the last transitions")
     rows = "\n".join(f"{name} {array.astype(int).tolist()}" for name, array in WINDOWS._asdict().items())
     found = {"the sums": result[0], "m": result[1], "next_obs of the last transitions": result[2].next_obs}
     return {f"{rows}\ngamma 0.5: {name}": array for name, array in found.items()}
@@ -132,7 +132,7 @@ def look_at_sample(function: Callable) -> dict[str, np.ndarray]:
         shapes = [list(np.shape(x)[1:]) for x in jax.tree.leaves(rows)]
         if shapes != [[BATCH_SIZE, N_STEPS, 2], [BATCH_SIZE, N_STEPS]]:
             given = "of rows [8, 2] and [8], batch_size 64, n_steps 3"
-            raise grader.Unusable(f"{given} it makes {shapes}; expected [[64, 3, 2], [64, 3]]")
+            raise ValueError(f"{given} it makes {shapes}; expected [[64, 3, 2], [64, 3]]")
         windows = np.asarray(rows.reward).astype(int)  # [DRAWS, B, n]
         first = windows[:, :, 0]
         what = {

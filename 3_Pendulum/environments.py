@@ -1,5 +1,6 @@
 """CartPole and Pendulum: Gymnasium's own JAX environments to learn in, its ordinary ones to be judged in."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium.envs.phys2d.cartpole import CartPoleFunctional, CartPoleParams
 from gymnasium.envs.phys2d.pendulum import PendulumFunctional, PendulumParams
+from tqdm import tqdm
 
 QUICK_EVAL_EPISODES = 20
 
@@ -123,3 +125,24 @@ def evaluate(env: Environment, policy, actors, episodes: int) -> np.ndarray:
         returns += playing * reward
         playing &= ~(terminated | truncated)
     return returns.reshape(shape)
+
+
+def print_row(num_steps: int, shown: Sequence[str], log: Sequence[Any]) -> None:
+    """Prints the fields `shown` of a log's last row, means over the seeds, at each tenth of `num_steps`."""
+    if len(log) == 1:
+        tqdm.write("     step   " + "   ".join(shown))
+    before, now = [0, *(min(int(row.env_step.mean()), num_steps) for row in log)][-2:]
+    if 10 * before // num_steps < 10 * now // num_steps:
+        columns = (f"{getattr(log[-1], name).mean():{len(name)}.4g}" for name in shown)
+        tqdm.write(f"{int(log[-1].env_step.mean()):9,}   " + "   ".join(columns))
+
+
+def print_returns(first_seed: int, eval_return: np.ndarray, solved: float = np.inf) -> None:
+    """A line for each seed, from a mean return each; then their mean and sample standard deviation."""
+    for i, mean in enumerate(eval_return):
+        print(f"seed {first_seed + i:3d}   return {mean:8.2f}")
+    spread = f" +- {eval_return.std(ddof=1):.1f}" if len(eval_return) > 1 else ""
+    text = f"{eval_return.mean():.1f}{spread}, lowest {eval_return.min():.1f}"
+    if solved < np.inf:
+        text += f", {(eval_return >= solved).sum()} of {len(eval_return)} seeds solved ({solved:g} or more)"
+    print(text)

@@ -79,7 +79,7 @@ def look_at_policy_loss(function: Callable) -> dict[str, jax.Array]:
     loss = lambda log_prob, advantage: function(log_prob, advantage, jnp.asarray(ALIVE))  # noqa: E731
     result = jax.eval_shape(loss, LOG_PROB, ADVANTAGE)
     if result.shape:
-        raise grader.Unusable(f"it returns an array {list(result.shape)}; expected one number, []")
+        raise ValueError(f"it returns an array {list(result.shape)}; expected one number, []")
     value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(LOG_PROB, ADVANTAGE)
     names = "the loss", "its gradient for log_prob", "its gradient for the advantage, which is a constant"
     given = f"log_prob {LOG_PROB.tolist()}, advantage {ADVANTAGE.tolist()}, alive {ALIVE.tolist()}: "

@@ -40,7 +40,16 @@ from tensorflow_probability.substrates.jax import distributions as tfd
 import pictures
 import runs
 import settings
-from environments import MAX_TORQUE, EnvState, Transition, evaluate, new_where_ended, quick_evaluate
+from environments import (
+    MAX_TORQUE,
+    EnvState,
+    Transition,
+    evaluate,
+    new_where_ended,
+    print_returns,
+    print_row,
+    quick_evaluate,
+)  # fmt: skip
 from environments import PENDULUM as ENV
 from settings import BelowOne, Count, NonNegative, Positive, PositiveOrInf, Probability, Seed, Size, TwoOrMore
 
@@ -194,21 +203,12 @@ SHOWN = ["episode_return", "eval_return", "explained_variance", "approx_kl", "cl
 
 
 def train(c: Constants) -> tuple[Agent, Log, float]:
-    """Trains all seeds side by side, one row of the log at a time. Ctrl-C ends the training after a row.
-
-    Returns the agents [NUM_SEEDS, ...], the log [NUM_SEEDS, rows] and the seconds of compiling.
-    """
-    rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
-    agents = jax.jit(jax.vmap(functools.partial(make_agent, c)))(rngs)
-    train_row, compile_seconds = runs.compile_row(
-        functools.partial(learn_and_evaluate, c), rngs, agents, shared="count|steps?|env_step"
-    )
-    log = []
-    for index in runs.until_ctrl_c(range(c.NUM_STEPS // c.EVAL_INTERVAL)):
-        agents, row = train_row(agents, index)
-        log.append(jax.device_get(row))
-        runs.print_row(log, c.NUM_STEPS, SHOWN)
-    return agents, Log(*(np.stack(column, axis=1) for column in zip(*log))), compile_seconds
+    """The agents [NUM_SEEDS, ...], the log [NUM_SEEDS, rows] and the seconds of compiling."""
+    return runs.train(
+        c, functools.partial(make_agent, c), functools.partial(learn_and_evaluate, c),
+        c.NUM_STEPS // c.EVAL_INTERVAL, functools.partial(print_row, c.NUM_STEPS, SHOWN),
+        shared="count|steps?|env_step",
+    )  # fmt: skip
 
 
 def learn_and_evaluate(c: Constants, rng: jax.Array, agent: Agent, index: jax.Array) -> tuple[Agent, Log]:
@@ -411,9 +411,7 @@ def main(arguments: list[str]) -> dict[str, Any]:
     runs.write_log(run_dir, log, c.SEED)
     print(f"trained; now {c.EVAL_EPISODES} greedy episodes each")
     eval_return = evaluate(ENV, policy, agents.actor, c.EVAL_EPISODES).mean(axis=1)  # [NUM_SEEDS]
-    for i in range(c.NUM_SEEDS):
-        print(f"seed {c.SEED + i:3d}   return {eval_return[i]:8.2f}")
-    print(runs.summary(eval_return))
+    print_returns(c.SEED, eval_return)
     pictures.draw_ppo_curve(run_dir / "learning_curve.png", log)
     pictures.draw_clipped_objective(run_dir / "clipped_objective.png", clipped_objective, c.CLIP_EPSILON)
     trained, critic = (jax.tree.map(lambda x: x[0], network) for network in (agents.actor, agents.critic))

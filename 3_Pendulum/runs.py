@@ -2,13 +2,13 @@
 
 import csv
 import dataclasses
-import itertools
 import json
 import os
 import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,8 @@ def start_jax(xla_flags: str = "--xla_cpu_multi_thread_eigen=false") -> None:
     more than it saves, and in one thread a run is repeatable bit for bit.
     """
     os.environ.setdefault("XLA_FLAGS", xla_flags)
-    # Compiled programs are kept from run to run, so another SEED compiles nothing. The folder can be deleted.
+    # Compiled programs are kept from run to run, so another SEED compiles nothing. The folder can be deleted,
+    # and should be if JAX warns of "Error reading persistent compilation cache": a run was killed in it.
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(RUNS / "compiled"))
     jax.config.update("jax_compilation_cache_dir", cache)
     try:
@@ -45,18 +46,15 @@ def start_jax(xla_flags: str = "--xla_cpu_multi_thread_eigen=false") -> None:
 
 def open_run(name: str, c: Any) -> Path:
     """Makes a run's folder with constants.json, RUN_DIR or a new one in runs/NAME; UserError if it can't."""
-    wanted = Path(c.RUN_DIR or RUNS / name / time.strftime("%Y-%m-%d_%H-%M-%S"))
-    for count in itertools.count(1):
-        folder = wanted if count == 1 else wanted.with_name(f"{wanted.name}_{count}")
-        try:
-            folder.mkdir(parents=True, exist_ok=bool(c.RUN_DIR))
-            if (folder / "result.json").exists():
-                raise UserError(f"RUN_DIR={folder}: holds the result of another run; choose another folder")
-            write_json(folder / "constants.json", dataclasses.asdict(c))
-            return folder
-        except OSError as error:
-            if c.RUN_DIR or not isinstance(error, FileExistsError):  # else two runs began in the same second
-                raise UserError(f"RUN_DIR={folder}: {error.strerror}; choose another folder") from None
+    folder = Path(c.RUN_DIR or RUNS / name / f"{datetime.now():%Y-%m-%d_%H-%M-%S.%f}")
+    if (folder / "result.json").exists():
+        raise UserError(f"RUN_DIR={folder}: holds the result of another run; choose another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=bool(c.RUN_DIR))
+        write_json(folder / "constants.json", dataclasses.asdict(c))
+    except OSError as error:
+        raise UserError(f"RUN_DIR={folder}: {error.strerror}; choose another folder") from None
+    return folder
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
@@ -91,33 +89,43 @@ def write_log(folder: Path, log: Any, first_seed: int, **columns: str) -> None:
     events.close()
 
 
-def compile_row(
-    learn_and_evaluate: Callable, rngs: jax.Array, agents: Any, *data: Any, shared="count|step|env_step"
-) -> tuple[Callable, float]:
-    """Compiles (agents, index) -> (agents, row of the log), leaves [NUM_SEEDS, ...]; also the seconds.
+def train(
+    c: Any, make_agent: Callable, learn_and_evaluate: Callable, num_rows: int, show: Callable, *data: Any,
+    shared: str = "count|step|env_step",
+) -> tuple[Any, Any, float]:  # fmt: skip
+    """Trains all seeds side by side, one row of the log at a time. Ctrl-C ends the training after a row.
 
-    `learn_and_evaluate` does it for one seed: (rng, agent, index, *data) -> (agent, row). Two details keep
-    every digit of the published results, which came from one program with a loop over the rows: a count that
-    all seeds share (`shared`, a regular expression) stays one number, and the row is a loop of one round
-    whose length XLA doesn't know.
+    For one seed, `make_agent` is rng -> agent, and `learn_and_evaluate` (rng, agent, index, *data) -> (agent,
+    row of the log); `show` gets the rows so far, each field [NUM_SEEDS]. Returns the agents [NUM_SEEDS, ...],
+    the log [NUM_SEEDS, rows] and the seconds of compiling.
+
+    Two details keep every digit of the published results, which came from one program with a loop over the
+    rows: a count that all seeds share (`shared`, a regular expression) stays one number, and the row is a
+    loop of one round whose length XLA doesn't know.
     """
+    rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
+    agents = jax.jit(jax.vmap(make_agent))(rngs)
     paths, tree = jax.tree.flatten_with_path(agents)
     is_shared = [re.search(rf"\.({shared})(\.value)?$", jax.tree_util.keystr(path)) for path, _ in paths]
 
-    def one_seed(rng, leaves, index, rounds, data):
-        one_round = lambda _, carry: learn_and_evaluate(rng, carry[0], index, *data)  # noqa: E731
-        agent = tree.unflatten(leaves)
-        row = jax.tree.map(jnp.zeros_like, jax.eval_shape(one_round, 0, (agent,))[1])
-        return jax.lax.fori_loop(0, rounds, one_round, (agent, row))
-
     def all_seeds(rngs, agents, index, rounds, data):
-        leaves = [x[0] if one else x for x, one in zip(jax.tree.leaves(agents), is_shared)]
-        axes = 0, [None if one else 0 for one in is_shared], None, None, None
-        return jax.vmap(one_seed, in_axes=axes)(rngs, leaves, index, rounds, data)
+        def one_seed(rng, leaves):
+            one_round = lambda _, carry: learn_and_evaluate(rng, carry[0], index, *data)  # noqa: E731
+            agent = tree.unflatten(leaves)
+            row = jax.tree.map(jnp.zeros_like, jax.eval_shape(one_round, 0, (agent,))[1])
+            return jax.lax.fori_loop(0, rounds, one_round, (agent, row))
 
-    started = time.perf_counter()
-    program = jax.jit(all_seeds).lower(rngs, agents, 0, 1, data).compile()
-    return lambda agents, index: program(rngs, agents, index, 1, data), time.perf_counter() - started
+        leaves = [x[0] if one else x for x, one in zip(jax.tree.leaves(agents), is_shared)]
+        return jax.vmap(one_seed, in_axes=(0, [None if one else 0 for one in is_shared]))(rngs, leaves)
+
+    started, log = time.perf_counter(), []
+    train_row = jax.jit(all_seeds).lower(rngs, agents, 0, 1, data).compile()
+    compile_seconds = time.perf_counter() - started
+    for index in until_ctrl_c(range(num_rows)):
+        agents, row = train_row(rngs, agents, index, 1, data)
+        log.append(jax.device_get(row))
+        show(log)
+    return agents, type(row)(*(np.stack(column, axis=1) for column in zip(*log))), compile_seconds
 
 
 def until_ctrl_c[T](items: Sequence[T]) -> Iterator[T]:
@@ -137,22 +145,3 @@ def until_ctrl_c[T](items: Sequence[T]) -> Iterator[T]:
                 break
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def print_row(log: Sequence[Any], num_steps: int, shown: Sequence[str]) -> None:
-    """Prints the fields `shown` of a log's last row, means over the seeds, at each tenth of `num_steps`."""
-    if len(log) == 1:
-        tqdm.write("     step   " + "   ".join(shown))
-    before, now = [0, *(min(int(row.env_step.mean()), num_steps) for row in log)][-2:]
-    if 10 * before // num_steps < 10 * now // num_steps:
-        columns = (f"{getattr(log[-1], name).mean():{len(name)}.4g}" for name in shown)
-        tqdm.write(f"{int(log[-1].env_step.mean()):9,}   " + "   ".join(columns))
-
-
-def summary(eval_return: np.ndarray, solved: float | None = None) -> str:
-    """Mean and sample standard deviation over the seeds [NUM_SEEDS], the lowest, and how many are solved."""
-    spread = f" +- {eval_return.std(ddof=1):.1f}" if len(eval_return) > 1 else ""
-    text = f"{eval_return.mean():.1f}{spread}, lowest {eval_return.min():.1f}"
-    if solved is not None:
-        text += f", {(eval_return >= solved).sum()} of {len(eval_return)} seeds solved ({solved:g} or more)"
-    return text

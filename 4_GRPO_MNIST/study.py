@@ -64,14 +64,15 @@ def gradient_study(arguments: list[str], data: Data) -> list[dict[str, Any]]:
     The policy is the first seed's after one epoch of GRPO; exact: `variants.exact_loss` on 10,000 images. A
     row for each advantage and G has mean and standard deviation of the cosine over the draws.
     """
-    given = variants.configure([*arguments, "MICRO_BATCH_SIZE=0"])
+    given = variants.configure(arguments)
     one_epoch = replace(given, NUM_EPOCHS=1, NUM_SEEDS=1)
     agent = jax.tree.map(lambda leaf: leaf[0], variants.train(one_epoch, data)[0])
     count = min(len(data.images), 10_000)
     images, labels = env.pixels(jnp.asarray(data.images[:count])), jnp.asarray(data.labels[:count])
 
     def flat_gradient(c: variants.Constants, loss, batch: variants.Batch) -> jax.Array:
-        gradient, _ = variants.gradient(c, functools.partial(loss, c), agent.actor, batch)
+        actor = nnx.clone(agent.actor)  # nnx differentiates only what belongs to the same trace
+        gradient, _ = nnx.grad(functools.partial(loss, c), has_aux=True)(actor, batch)
         return jax.flatten_util.ravel_pytree(gradient)[0]
 
     def cosine(c: variants.Constants, num_images: int, rng: jax.Array) -> jax.Array:

@@ -1,5 +1,5 @@
 """What grpo_mnist.py leaves out: three baselines on the same images in the same order, other advantages and
-KL estimators, groups that are skipped, batches in parts. The loop is grpo_mnist.py's.
+KL estimators, groups that are skipped. The loop is grpo_mnist.py's.
 
 METHOD=ppo has a critic in the group's place. Its advantages are not normalized, as those of folder 3's PPO
 are: rewards are 0 or 1 here, and need no other scale. METHOD=reinforce has no baseline and takes one
@@ -13,7 +13,6 @@ supervised reference. METHOD=exact has the gradient of the expected reward, whic
 
 import functools
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -38,14 +37,11 @@ class Constants(script.Constants):
     ADVANTAGE: Literal["group_std", "group", "batch_mean", "leave_one_out"] = "group_std"  # GRPO's
     KL_ESTIMATOR: Literal["k1", "k2", "k3"] = "k3"  # Schulman 2020; as a loss each pulls another way
     SKIP_ZERO_VARIANCE: bool = False  # True: groups whose rewards are all equal do not count in GRPO's mean
-    MICRO_BATCH_SIZE: settings.CountOrOff = 0  # images per gradient pass, added up; 0: all at once
 
     def __post_init__(self):
         super().__post_init__()
         group = self.NUM_GENERATIONS > 1 or self.ADVANTAGE == "batch_mean"
         settings.check(self, "NUM_GENERATIONS", group, "2 or more; only ADVANTAGE=batch_mean takes 1")
-        divides = self.BATCH_SIZE % max(self.MICRO_BATCH_SIZE, 1) == 0
-        settings.check(self, "MICRO_BATCH_SIZE", divides, f"0, or a divisor of BATCH_SIZE={self.BATCH_SIZE}")
 
 
 configure = functools.partial(settings.read, Constants)  # of `NAME=value` arguments
@@ -71,7 +67,7 @@ class Batch(NamedTuple):
     log_prob: jax.Array  # float32 [B, G], of the old policy
     ref_log_prob: jax.Array  # float32 [B, G]
     advantage: jax.Array  # float32 [B, G]
-    weight: jax.Array  # float32 [B], sums to 1 over the whole batch: its parts' sums add up to the whole
+    weight: jax.Array  # float32 [B], sums to 1
 
 
 def train(c: Constants, data: Data) -> tuple[Agent, script.Log, float]:
@@ -128,40 +124,18 @@ def judge(c: Constants, rollout: script.Rollout, label: jax.Array, critic: scrip
 def learn(c: Constants, agent: Agent, batch: Batch) -> tuple[Agent, dict[str, jax.Array]]:
     """The gradient steps on one batch, which change the agent in place; figures of the last one."""
     for _ in range(num_iterations(c)):
-        gradients, figures = gradient(c, functools.partial(LOSSES[c.METHOD], c), agent.actor, batch)
-        agent.actor_optimizer.update(agent.actor, gradients)
+        loss = functools.partial(LOSSES[c.METHOD], c)
+        gradient, figures = nnx.grad(loss, has_aux=True)(agent.actor, batch)
+        agent.actor_optimizer.update(agent.actor, gradient)
         if c.METHOD == "ppo":
-            gradients, _ = gradient(c, critic_loss, agent.critic, batch)
-            agent.critic_optimizer.update(agent.critic, gradients)
+            gradient = nnx.grad(critic_loss)(agent.critic, batch)
+            agent.critic_optimizer.update(agent.critic, gradient)
     return agent, figures
 
 
 def num_iterations(c: Constants) -> int:
     """Gradient steps per batch: more than one need the ratio to the policy that guessed, and its clip."""
     return c.NUM_ITERATIONS if c.METHOD in ("grpo", "ppo") else 1
-
-
-def gradient(
-    c: Constants, loss: Callable, model: nnx.Module, batch: Batch
-) -> tuple[Any, dict[str, jax.Array]]:
-    """The gradient over the whole batch, MICRO_BATCH_SIZE images at a time.
-
-    The parts are added, not averaged: the weights already hold the divisor of the whole batch. A mean of the
-    parts' means would be another gradient as soon as groups are skipped.
-    """
-    # A model made outside a scan cannot be used inside: its weights can.
-    graph, weights = nnx.split(model, nnx.Param)
-    compute = jax.grad(lambda weights, batch: loss(nnx.merge(graph, weights), batch), has_aux=True)
-    if not c.MICRO_BATCH_SIZE:
-        return compute(weights, batch)
-    parts = jax.tree.map(lambda leaf: leaf.reshape(-1, c.MICRO_BATCH_SIZE, *leaf.shape[1:]), batch)
-
-    def add(total, part):
-        gradients, figures = compute(weights, part)
-        return jax.tree.map(jnp.add, total, gradients), figures
-
-    total, figures = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, weights), parts)
-    return total, jax.tree.map(lambda leaf: leaf.mean(axis=0), figures)
 
 
 # %% Algorithm ------------------------------------------------------------------------------------------
@@ -231,10 +205,10 @@ def penalized(c: Constants, objective: jax.Array, clip_fraction, log_prob: jax.A
     return (batch.weight * loss).sum(), jax.tree.map(jnp.float32, figures)
 
 
-def critic_loss(critic: script.MLP, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+def critic_loss(critic: script.MLP, batch: Batch) -> jax.Array:
     """(V(image) - R)^2 / 2: PPO's critic learns the share of right guesses, image by image."""
     values = value(critic, batch.obs)[:, None]  # [B, 1] against rewards [B, G]
-    return (batch.weight * ((values - batch.reward) ** 2 / 2).mean(axis=1)).sum(), {}
+    return (batch.weight * ((values - batch.reward) ** 2 / 2).mean(axis=1)).sum()
 
 
 def cross_entropy_loss(c: Constants, actor: script.MLP, batch: Batch) -> tuple[jax.Array, dict]:

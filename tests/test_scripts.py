@@ -253,12 +253,12 @@ def test_a_script_that_is_stopped_writes_what_it_trained(tmp_path, monkeypatch):
     dqn, rows = load("2_Cart_Pole_DQN", "cart_pole_dqn"), []
     handler = signal.getsignal(signal.SIGINT)
 
-    def print_row(log, *_):
+    def print_row(num_steps, shown, log):
         rows.append(int(log[-1].env_step.mean()))
         if len(log) == 2:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(dqn.runs, "print_row", print_row)
+    monkeypatch.setattr(dqn.env, "print_row", print_row)
     small = ["NUM_SEEDS=1", "HIDDEN_SIZE=4", "REPLAY_CAPACITY=1000", "EVAL_EPISODES=1"]
     result = dqn.main([*small, f"RUN_DIR={tmp_path / 'run'}"])
     assert signal.getsignal(signal.SIGINT) is handler
