@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> None:
     if bool(c.ANSWER) != bool(c.TESTS):
         raise settings.UserError(f"ANSWER={c.ANSWER} TESTS={c.TESTS}: give both files to score, or neither")
     try:
-        print(f"protection: {box.describe(box.protection())}")
+        print(f"protection: {box.SENTENCES[box.protection()]}")
         files = [Path(path).read_text(encoding="utf-8") for path in (c.ANSWER, c.TESTS) if path]
         passed = code_grading.verdicts(*files) if files else []
         tests = code_grading.readable_tests(files[1], None) if files else []
