@@ -74,9 +74,9 @@ OPENS = templates("<|assistant|>", "<|assistant|><reasoning>\n")
 @pytest.mark.parametrize(
     ("edit", "rewards", "words"),
     [
-        (special("<reasoning>"), "", "match_format_exactly: <reasoning> is a special token"),
-        (special("</answer>"), "check_answer", "check_answer: </answer> is a special token"),
-        (special("<answer>"), "compute_score", "compute_score: <answer> is a special token"),
+        (special("<reasoning>"), "", "match_format_exactly: .* '1</reasoning>"),
+        (special("</answer>"), "check_answer", "check_answer: .*<answer>1' of it"),
+        (special("<answer>"), "compute_score", "compute_score: .*</reasoning>1</answer>' of it"),
         (OPENS, "", "already writes <reasoning>; take it out of chat_template"),
         (OPENS, "match_format_approximately", "already writes <reasoning>"),
         (templates("", ""), "hard_format_reward", "its tokenizer makes '1<answer>1</answer>' of it"),

@@ -286,8 +286,7 @@ def test_what_stands_around_an_observation_is_the_chat_templates():
 
 
 @pytest.mark.parametrize(("body", "words"), CASES["faults"])
-def test_a_world_at_fault_is_one_line(body, words, tmp_path, monkeypatch):
-    monkeypatch.setattr(turns, "WORLD_SECONDS", 0.3)
+def test_a_world_at_fault_is_one_line(body, words, tmp_path):
     with pytest.raises(UserError) as caught:
         walk(["row 1 column 1"] * 2, f"ENVIRONMENT={written(tmp_path, body)}")
     [line] = str(caught.value).splitlines()

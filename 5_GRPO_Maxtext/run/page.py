@@ -122,7 +122,7 @@ def run_data(run: SimpleNamespace) -> dict[str, Any]:
 
         where = constants["ENVIRONMENT"]
         if picture := getattr(turns.load(where), "picture", None):
-            draw = lambda *given: turns.in_time(where, "picture", lambda: picture(*given))  # noqa: E731
+            draw = lambda *given: turns.called(where, "picture", lambda: picture(*given))  # noqa: E731
     groups = [to_group(row, draw) for row in read_lines(run.folder / "answers.jsonl")]
     kept = thin(groups, MAX_BYTES - len(to_json(data)))
     return data | {"groups": kept, "thinned": len(kept) < len(groups)}

@@ -23,7 +23,6 @@ the same message; the end-of-sequence token then ends the episode.
 import functools
 import itertools
 import numbers
-import signal
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -37,7 +36,6 @@ from settings import UserError, find_path
 from task.prompts import as_letters, chat
 from task.run_grader import MAX_REWARD, load_file, place_of
 
-WORLD_SECONDS = 10  # time limit of an environment for one answer
 WORDS = "<first>", "<action>", "<observation>"  # placeholders for messages in a chat template
 
 
@@ -74,28 +72,19 @@ def load(environment: str) -> type:
     return kind
 
 
-def in_time(environment: str, call: str, answer: Callable[[], Any]):
-    """Calls `answer`, the environment's `call`; an exception or WORLD_SECONDS make a one-line UserError."""
-
-    def end(number, frame):
-        raise TimeoutError(f"took more than {WORLD_SECONDS:g} s")
-
-    old = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, WORLD_SECONDS)
+def called(environment: str, call: str, answer: Callable[[], Any]):
+    """Calls `answer`, the environment's `call`; an exception becomes a one-line UserError."""
     try:
         return answer()
     except (Exception, SystemExit) as error:
         reason = " ".join(str(error).split())[:200]
         fault = f"ENVIRONMENT={environment}: {call} raised {type(error).__name__}: {reason}; fix it"
         raise UserError(f"{fault}{place_of(error)}") from error
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
 
 
 def ask_world(environment: str, call: str, answer: Callable[[], Any]):
     """Calls `answer`, an environment's `reset` or `step`, and checks that it follows the interface."""
-    given = in_time(environment, call, answer)
+    given = called(environment, call, answer)
     given = (given, 0.0, False, False) if call == "reset" else given
     match given:
         case str(), numbers.Real(), bool() | np.bool_(), bool() | np.bool_() if abs(given[1]) <= MAX_REWARD:
@@ -131,7 +120,7 @@ class Walker:
         self.tokens, self.log_probs, self.turn, self.said, self.rewards = [], [], [], [], []
         self.action, self.fed = [], deque()
         self.over = self.terminated = False
-        self.world = in_time(c.ENVIRONMENT, "Environment()", load(c.ENVIRONMENT))
+        self.world = called(c.ENVIRONMENT, "Environment()", load(c.ENVIRONMENT))
         first, *_ = ask_world(c.ENVIRONMENT, "reset", lambda: self.world.reset(question, rng))
         if first:
             self.hear(first, first)
