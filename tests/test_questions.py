@@ -382,14 +382,24 @@ def test_the_rewards_follow_the_data():
         chosen(ROWS[0] | {"ground_truth": "Paris", "data_source": "qa"}, rewards="check_answer")
 
 
-def test_the_examples_are_what_their_script_makes(monkeypatch, tokenizer):
+@pytest.mark.parametrize("name", ["", "slippery", "walls"])
+def test_the_grids_answers_are_the_best_returns(name, monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES / "grid")
+    import grid_world
+
+    for split in ("train", "test", "validation"):
+        rows, _ = read(f"examples/grid/{name or 'plain'}/{split}.jsonl", split)
+        worlds, places = zip(*(grid_world.read(row["question"]) for row in rows))
+        assert set(worlds) == {name} and sorted(places) == sorted(grid_world.starts(name))
+        for place, row in zip(places, rows):
+            best = max(grid_world.q_star(name, 0.99)[place, move] for move in grid_world.MOVES)
+            assert row["answer"] == f"{best:.2f}"
+
+
+def test_the_think_models_tokens_are_renamed_and_nothing_else(monkeypatch, tokenizer):
     monkeypatch.syspath_prepend(EXAMPLES)
     import make_examples
 
-    files = make_examples.make_data()
-    assert {p.relative_to(EXAMPLES).as_posix() for p in EXAMPLES.rglob("*.json*")} == set(files)
-    for name, text in files.items():
-        assert (EXAMPLES / name).read_text() == text, name
     make_examples.make_think_model(Path("runs/tiny_think"))
     think = transformers.AutoTokenizer.from_pretrained("runs/tiny_think")
     text = "<reasoning>2+3=5</reasoning><answer>5</answer>"
