@@ -75,22 +75,6 @@ def run_script(monkeypatch, main, *arguments):
     return done.value.code
 
 
-def test_what_ends_a_script_has_its_line_and_its_exit_code(monkeypatch, capsys):
-    def ends_with(error):
-        def main(arguments):
-            raise error
-
-        return main
-
-    assert run_script(monkeypatch, ends_with(UserError("SEED=-1: use 0 or more"))) == 2
-    assert capsys.readouterr().err == "error: SEED=-1: use 0 or more\n"
-    arguments = ["DATASET=my files/a.jsonl", "RUN_DIR=", "TEMPLATE={question} 'now'"]
-    assert run_script(monkeypatch, ends_with(settings.Stopped(Path("my runs/one"))), *arguments) == 130
-    command = capsys.readouterr().err.splitlines()[-1].removeprefix("stopped. To go on: ")
-    expected = ["python", "my scripts/grpo.py", arguments[0], arguments[2], "RUN_DIR=my runs/one"]
-    assert shlex.split(command) == expected
-
-
 @pytest.mark.parametrize("where", ["read_data", "make_prompts"])
 def test_an_early_ctrl_c_of_the_main_script(monkeypatch, capsys, where):
     """Before the folder of the run is made, and after: then it is named, though RUN_DIR was not given."""

@@ -223,18 +223,6 @@ def test_an_input_that_cannot_be_read_is_one_line(name, text, words):
     refused(rf"INPUT={name}: .*{re.escape(words)}", questions.read_inputs, name, fault)
 
 
-TWO = {"answer": "#### 5", "ground_truth": 7.0, "data_source": "qa"}
-
-
-@pytest.mark.parametrize("row", [*ROWS, TWO | {"question": "?"}, TWO | {"prompt": "?", "question": None}])
-def test_inference_takes_the_question_and_the_right_answer_that_a_run_takes(row):
-    [asked] = questions.read_inputs(write("in.jsonl", [row]))
-    assert [asked["question"], asked["gold"]] == [*questions.to_question(row).values()][:2]
-    for reader in (questions.to_question, lambda row: questions.read_inputs(write("in.jsonl", [row]))):
-        with pytest.raises((ValueError, UserError), match="question is ''"):
-            reader(row | {"question": ""})
-
-
 BAD = {line.replace("{DEEP}", DEEP): words for line, words in CASES["rows"]}
 
 
@@ -296,13 +284,6 @@ def test_faulty_sources_are_one_line_before_anything_is_read(spec, words):
 def check_paths(**changed):
     names = ("MODEL", "DATASET", "TEST_DATASET", "REWARD_FUNC", "ENVIRONMENT", "RUN_DIR")
     checks.paths(SimpleNamespace(**dict.fromkeys(names, "") | {"DATASET": "tiny_gsm8k"} | changed))
-
-
-def test_a_test_set_has_no_weights_and_no_training_questions():
-    refused(r"TEST_DATASET=a:2,b:1: .*leave the weights out", check_paths, TEST_DATASET="a:2,b:1")
-    write("mine.jsonl", ROWS)
-    said = r"TEST_DATASET=: .*trained on, too \(DATASET=tiny_gsm8k:1,mine.js"
-    refused(said, check_paths, DATASET="tiny_gsm8k:1,mine.jsonl:1")
 
 
 def rows_of(source, count, weight=1.0):

@@ -198,14 +198,6 @@ def test_a_compute_score_of_ones_own_gets_the_rows_columns():
     assert reward.__name__ == "compute_score" and grader.names == ("compute_score",)
 
 
-def test_a_function_of_ones_own_goes_before_a_built_in_of_that_name():
-    (reward,) = own(
-        "def check_answer(prompts, completions, **columns):\n    return [8.0] * len(completions)",
-        "check_answer",
-    ).functions
-    assert reward(**COLUMNS) == [8.0, 8.0]
-
-
 def test_the_same_answer_is_scored_once_and_another_question_anew():
     """The log asks for the scores that the training has just asked for; code would run twice."""
     (reward,) = own(

@@ -18,7 +18,6 @@ from tunix.generate.tokenizer_adapter import TokenizerAdapter
 
 import grpo_llama3_1_8b_demo as demo
 import grpo_variants as variants
-import inference
 import settings
 from model import llama, rollout
 from run import checks, page
@@ -26,7 +25,6 @@ from settings import HERE, UserError
 from task import turns
 from task.prompts import to_prompt
 from task.run_grader import load_file
-from tools import pass_at_k
 
 ROOT = HERE.parent
 CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
@@ -310,26 +308,6 @@ def test_what_does_not_go_with_turns_is_refused(arguments, words):
     with pytest.raises(UserError) as caught:
         constants(*arguments.split())
     assert words in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_tools_in_which_nobody_answers_refuse_a_run_with_turns(tmp_path):
-    (tmp_path / "constants.json").write_text(json.dumps({"MODEL": "tiny_grid", "ENVIRONMENT": GRID}))
-    c = pass_at_k.Constants(RUN_DIR=str(tmp_path / "out"))
-    for ask in (
-        lambda: inference.read_arguments([f"CHECKPOINT={tmp_path}"]),
-        lambda: pass_at_k.kept_counts(c, str(tmp_path), trained=False),
-    ):
-        with pytest.raises(UserError, match=r"was trained by turns with ENVIRONMENT=.* nobody answers"):
-            ask()
-
-
-def test_a_dry_run_loads_the_world(tmp_path, capsys):
-    run_here(tmp_path, *SHORT, "DRY_RUN=True")
-    said = (tmp_path / "said.txt").read_text()
-    assert f"world    {GRID}, at most 4 turns" in said and "episode_return (built in)" in said
-    assert not (tmp_path / "run").exists()
-    with pytest.raises(UserError, match=r"ENVIRONMENT=.*nowhere.py: not a Python file"):
-        run_here(tmp_path, *SHORT, "DRY_RUN=True", "ENVIRONMENT=nowhere.py")
 
 
 def test_the_calculator():
