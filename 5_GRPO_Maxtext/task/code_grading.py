@@ -234,12 +234,12 @@ def _verdicts(code: str, read: tuple[list, dict], protection: str, deadline: flo
 
 def compute_score(solution_str: str, ground_truth, extra_info: dict | None = None) -> float:
     """The share of tests that the program in a completion passes; see `verdicts`."""
-    passed = verdicts(solution_str, ground_truth, extra_info)
+    passed = [held for _, held in verdicts(solution_str, ground_truth, extra_info)]
     return sum(passed) / len(passed)
 
 
-def verdicts(solution_str: str, ground_truth, extra_info: dict | None = None) -> list[bool]:
-    """Which tests the program in a completion passes: one bool each, False for those not reached.
+def verdicts(solution_str: str, ground_truth, extra_info: dict | None = None) -> list[tuple[str, bool]]:
+    """Each test, in words, and whether the program in a completion passes it; False if it wasn't reached.
 
     "entry_point" in `extra_info` names the function under test, see `read_statements`. ValueError if the
     tests cannot be read, or this machine has no protection; RuntimeError if the sandbox cannot start.
@@ -248,8 +248,10 @@ def verdicts(solution_str: str, ground_truth, extra_info: dict | None = None) ->
     tests, code = readable_tests(ground_truth, extra_info), extract_code(solution_str)
     end = time.monotonic() + ANSWER_SECONDS
     if isinstance(tests, tuple):
-        return _verdicts(code, tests, protection, end)
-    return [time.monotonic() < end and _passes(code, *test, protection, end) for test in tests]
+        passed = _verdicts(code, tests, protection, end)
+        return list(zip((text for text, is_test in tests[0] if is_test), passed, strict=True))
+    passed = [time.monotonic() < end and _passes(code, *test, protection, end) for test in tests]
+    return [(f"input {x!r}, expected output {y!r}", held) for (x, y), held in zip(tests, passed)]
 
 
 def side_by_side(score: Callable[..., float], answers: Sequence, seconds: float, at_once: int) -> list[float]:
