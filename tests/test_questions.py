@@ -161,8 +161,7 @@ TRUTHS = (  # what TOML cannot hold
 
 @pytest.mark.parametrize(("ground_truth", "text"), [*CASES["truths"], *TRUTHS])
 def test_a_ground_truth_need_not_be_a_text(ground_truth, text):
-    row = {"prompt": "?", "ground_truth": ground_truth, "data_source": "mine"}
-    assert questions.to_question(row)["answer"] == text
+    assert questions.to_question(ROWS[0] | {"ground_truth": ground_truth})["answer"] == text
 
 
 @pytest.fixture
@@ -201,11 +200,10 @@ def test_gsm8k_without_a_network_is_refused(data_dir):
         read("gsm8k", "train", constant="TEST_DATASET")
 
 
-@pytest.mark.parametrize("kind", ["json", "jsonl", "parquet"])
-def test_inputs_come_from_every_kind_of_file_with_and_without_an_answer(kind):
+def test_inputs_may_have_an_answer():
     rows = [ROWS[0], {"prompt": "1 + 3?"}, {"question": "?", "answer": "2 * 2 = 4\n#### 4"}]
     columns = dict.fromkeys(("prompt", "question", "answer", "ground_truth", "data_source", "extra_info"))
-    name = write(f"in.{kind}", [columns | row for row in rows])
+    name = write("in.parquet", [columns | row for row in rows])
     first, second, third = questions.read_inputs(name)
     assert first == {
         "question": "1 + 1?", "gold": "2", "answer": "2", "data_source": "math_reasoning",
@@ -215,12 +213,11 @@ def test_inputs_come_from_every_kind_of_file_with_and_without_an_answer(kind):
     assert second["extra_info"] == "" and third["gold"] == "4" and third["line"] == "3"
 
 
-@pytest.mark.parametrize(("name", "text", "words"), [*CASES["inputs"], ("missing.jsonl", None, "No such")])
+@pytest.mark.parametrize(("name", "text", "words"), CASES["inputs"])
 def test_an_input_that_cannot_be_read_is_one_line(name, text, words):
-    if text is not None:
-        Path(name).write_text(text.replace("{DEEP}", DEEP))
-    fault = task_rewards.ground_truth_fault
-    refused(rf"INPUT={name}: .*{re.escape(words)}", questions.read_inputs, name, fault)
+    Path(name).write_text(text)
+    said = rf"INPUT={name}: .*{re.escape(words)}"
+    refused(said, questions.read_inputs, name, task_rewards.ground_truth_fault)
 
 
 BAD = {line.replace("{DEEP}", DEEP): words for line, words in CASES["rows"]}
@@ -412,11 +409,8 @@ def test_a_template_that_asks_nothing_or_too_much_is_refused(template, words):
 
 @pytest.mark.parametrize("language", pages.LANGUAGES)
 def test_the_readmes_table_is_the_committed_csv(language):
-    with open(HERE / "assets" / "own_tasks.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len({row["command"] for row in rows}) == 4  # LoRA's, too
     text = pages.text(HERE, language)
-    for row in rows:
+    for row in csv.DictReader((HERE / "assets" / "own_tasks.csv").read_text().splitlines()):
         cells = [
             f"{100 * float(row['before_' + key]):.1f} % → {100 * float(row['after_' + key]):.1f} %"
             for key in ("answer_accuracy", "lenient_accuracy", "format_accuracy", "greedy_answer_accuracy")

@@ -121,7 +121,7 @@ def remove(folder: str) -> None:
     subprocess.run(["rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL)
 
 
-def _fault(kind: str) -> str:
+def fault(kind: str) -> str:
     """Why the protection `kind` doesn't work here, or "" if it does; tries it."""
     if sys.platform != "linux" or os.uname().machine not in warden.MACHINES:
         return f"only on Linux on {' or '.join(warden.MACHINES)}, this is {sys.platform} {os.uname().machine}"
@@ -138,8 +138,8 @@ def protection(kind: str = PROTECTION) -> str:
     """`kind`, if it's a protection that works here; else ValueError."""
     if kind not in SENTENCES:
         raise ValueError(f"CODE_PROTECTION={kind}: must be {' or '.join(SENTENCES)}")
-    if fault := _fault(kind):
+    if why := fault(kind):
         remedy = "allow user namespaces, or set the environment variable CODE_PROTECTION=limits: answers then"
         remedy = "" if kind == "limits" else f" Remedy: {remedy} see your files"
-        raise ValueError(f"CODE_PROTECTION={kind}: no answer runs unprotected. {fault}.{remedy}")
+        raise ValueError(f"CODE_PROTECTION={kind}: no answer runs unprotected. {why}.{remedy}")
     return kind
