@@ -153,10 +153,6 @@ def test_no_shape_of_text_takes_a_grader_longer_than_its_length(piece):
             assert min(seconds) < 0.5, (call.func, place)
 
 
-def think(thoughts, answer):
-    return f"<think>\n{thoughts}\n</think>\n<answer>\n{answer}\n</answer>"
-
-
 def points(completion, gold="-1000"):
     columns = {"prompts": ["?"], "completions": [completion], "answer": np.array([gold])}
     rewards = (correctness_reward, digit_reward, hard_format_reward, mark_reward)
@@ -166,11 +162,8 @@ def points(completion, gold="-1000"):
 @pytest.mark.parametrize(("completion", "expected"), CASES["think_rewards"])
 def test_think_rewards(completion, expected):
     assert list(points(completion)) == expected
-
-
-def test_a_right_text_is_correct_where_the_truth_is_no_number():
-    assert points(think("x", "Paris"), "Paris")[0] == 2.0
-    assert points(think("x", "paris"), "Paris")[0] == 0.0
+    for text, right in (("Paris", 2.0), ("paris", 0.0)):  # the truth is no number
+        assert points(f"<answer>{text}</answer>", "Paris")[0] == right
 
 
 COLUMNS = {
