@@ -138,24 +138,17 @@ def read_statements(tests: str, entry_point: str | None = None) -> tuple[list, d
 
 
 def _unfolded(body: list[ast.stmt], functions: dict, entry: ast.expr | None, names: dict) -> list[ast.stmt]:
-    """Inlines the body of `check`, whose argument it adds to `names`; calls the functions of pytest."""
+    """Inlines the body of `check`, if `entry` is its argument; calls the functions of pytest."""
     check = functions.get("check")
-    if check and len(check.args.args) == 1 and not _parts(check, (ast.Return, ast.Yield, ast.Await)):
-        given_by = {}  # by statement: the argument of its call to check
-        for statement in body:
-            match statement:
-                case ast.Expr(ast.Call(ast.Name("check"), [given])):
-                    given_by[statement] = given
-        if len(given_by) > 1 or not (given_by or entry):
-            raise ValueError("ground_truth: defines check(); call it once or give entry_point")
-        candidate, parameter = [*given_by.values(), entry][0], check.args.args[0].arg
-        body = [s for s in body if s is not check and s not in given_by]
-        if isinstance(candidate, ast.Name) and candidate.id not in functions:
-            names[parameter] = names[candidate.id] = names.get(candidate.id, candidate.id)
-            if _is_pythons(candidate.id):
-                del names[candidate.id]  # of `sum` only the parameter is the answer's
+    if check and entry and not _parts(check, (ast.Return, ast.Yield, ast.Await)):
+        call, parameter = f"check({ast.unparse(entry)})", check.args.args[0].arg
+        body = [s for s in body if s is not check and ast.unparse(s) != call]
+        if isinstance(entry, ast.Name):
+            names[parameter] = entry.id
+            if _is_pythons(entry.id):
+                del names[entry.id]  # of `sum` only the parameter is the answer's
         else:
-            body.append(ast.Assign([ast.Name(parameter, ast.Store())], candidate))
+            body.append(ast.Assign([ast.Name(parameter, ast.Store())], entry))
         body += check.body
     tests = [name for name, f in functions.items() if name.startswith("test_") and not f.args.args]
     return body + [ast.Expr(ast.Call(ast.Name(name, ast.Load()), [], [])) for name in tests]
