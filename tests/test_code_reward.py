@@ -217,17 +217,6 @@ def test_what_does_not_depend_on_the_answer_is_no_test(tests, counted):
 
 
 @every_kind
-@pytest.mark.parametrize(("test", "words"), CASES["a_test_that_can_never_hold_fails_and_is_said_once"])
-def test_a_test_that_can_never_hold_fails_and_is_said_once(test, words, kind, under, capsys):
-    under(kind)
-    code_grading.say_once.cache_clear()
-    for _ in range(2):
-        answer = "class S:\n    def f(self, g):\n        return g(1) if callable(g) else g\n    __eq__ = f"
-        assert compute_score(answer, f"assert S().f(1) == 1\n{test}") == 0.5
-    assert capsys.readouterr().err.count(f"a test {words}") == 1
-
-
-@every_kind
 def test_nothing_that_an_answer_returns_stops_a_training(kind, under):
     """Each of these was an error that ended a run, or would be one where a type is forgotten."""
     under(kind)

@@ -56,7 +56,7 @@ class NotData(BaseException):
 def _items(iterator):
     items = list(itertools.islice(iterator, ITEMS + 1))
     if len(items) > ITEMS:
-        raise NotData(type(iterator).__name__)
+        raise NotData
     return items
 
 
@@ -92,7 +92,7 @@ def encode(value):
         # We don't import it, which takes longer than most tests. Without the import no such value can exist.
         if isinstance(value, getattr(sys.modules.get(module), name, ())):
             return [name, *map(encode, value.__reduce__()[1])]
-    raise NotData(type(value).__name__)
+    raise NotData
 
 
 def decode(data, made=()):
@@ -149,15 +149,15 @@ def serve(answer: str, requests: int, replies: int) -> None:
 
 # ---------------------------------------------------------------- the checker: the tests' process
 
-faults = []  # why the current statement must fail, whatever it catches; "" if it's the answer's fault
+failed = []  # not empty: the current statement must fail, whatever it catches
 numbers = itertools.count()  # of the objects that the tests made
 wire = []  # the file of the requests, that of the replies, and how many characters a reply may have
 
 
-def fail(fault=""):
+def fail(*_):
     """Fails the current statement."""
-    faults.append(fault)
-    raise NotData(fault)
+    failed.append(True)
+    raise NotData
 
 
 def ask(verb: str, target: list, arguments=(), named=()) -> list:
@@ -166,13 +166,10 @@ def ask(verb: str, target: list, arguments=(), named=()) -> list:
     The verb is "look", "call" or "make"; the target a name in the answer, or the number of an object, then
     perhaps attributes. Raises the Exception that the answer raised, and NotData if it replied anything else.
     """
-    try:
-        request = [verb, target, encode(list(arguments)), encode(dict(named))]
-    except NotData as error:
-        fail(f"hands a value of type {error} to the answer")
     out, lines, most = wire
     raised = None
     try:
+        request = [verb, target, encode(list(arguments)), encode(dict(named))]
         print(json.dumps(request), file=out, flush=True)
         verdict, *parts = json.loads(lines.readline(most))
         if verdict != "error":
@@ -182,7 +179,7 @@ def ask(verb: str, target: list, arguments=(), named=()) -> list:
         # Not SystemExit, which would end the checker, nor StopIteration, which would end a test's loop early.
         if issubclass(kind, Exception) and (kind is not StopIteration or target[-1] == "__next__"):
             raised = kind.__new__(kind, text)  # calling some kinds takes other arguments
-    except Exception:  # cut off, too long, not JSON, no plain data
+    except (Exception, NotData):  # not plain data; or the reply is cut off, too long, not JSON
         pass
     if raised is None:
         fail()
@@ -248,10 +245,8 @@ class Object:
     def __getattr__(self, name):
         return look([self._number, name])
 
-    __setattr__ = __delattr__ = lambda *_: fail("sets an attribute of the answer's object")
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __reduce_ex__ = lambda *_: fail(
-        "compares or copies the answer's object, or takes it for true"
-    )
+    __setattr__ = __delattr__ = __bool__ = __reduce_ex__ = fail
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = fail
 
 
 class Builtins(dict):
@@ -265,11 +260,11 @@ class Builtins(dict):
 
 
 def check(tests, names, requests: int, replies: int, most: int) -> None:
-    """Runs the statements and prints a line for each: "1" (a test that passed), "0" (failed), "-" (no test).
+    """Runs the statements and prints a line for each test: "1" if it passed, else "0".
 
-    The line also says if no answer could pass. If the answer defines none of the names, nothing is printed.
-    A preparing statement that fails ends the run, since later tests would see stale values. `tests` and
-    `names` are from `code_grading.read_statements`; a reply has at most `most` characters.
+    If the answer defines none of the names, nothing is printed. A preparing statement that fails ends the
+    run, since later tests would see stale values. `tests` and `names` are from
+    `code_grading.read_statements`; a reply has at most `most` characters.
     """
     wire[:] = open(requests, "w"), open(replies), most  # noqa: SIM115
     Builtins.names = names
@@ -281,14 +276,13 @@ def check(tests, names, requests: int, replies: int, most: int) -> None:
     with open(os.dup(1), "w") as out:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # tests may print
         for statement, is_test in tests if len(namespace) > 2 else ():
-            faults.clear()
+            failed.clear()
             try:
                 exec(compile(statement, "tests.py", "exec"), namespace)
-                passed = not faults  # a test may have caught it
+                passed = not failed  # a test may have caught it
             except BaseException:
                 passed = False
-            fault = next(filter(None, faults), "")
-            reason = f"{fault}: {statement}".replace("\n", " ") if fault else ""
-            print(f"{passed:d}" if is_test else "-", reason, file=out, flush=True)
-            if not (is_test or passed):
+            if is_test:
+                print(f"{passed:d}", file=out, flush=True)
+            elif not passed:
                 break

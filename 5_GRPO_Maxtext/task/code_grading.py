@@ -14,7 +14,6 @@ import ast
 import builtins
 import concurrent.futures
 import contextlib
-import functools
 import itertools
 import json
 import os
@@ -26,7 +25,6 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from run.plain_text import shown
 from sandbox import box, calls
 from task.grading import extract_answer
 
@@ -196,12 +194,6 @@ def _passes(code: str, given: str, expected: str, protection: str, deadline: flo
     return ended and process.returncode == 0 and same_output(printed, expected)
 
 
-@functools.cache
-def say_once(text: str) -> None:
-    """Prints a fault in the tests once, without stopping the training."""
-    print(shown(text), file=sys.stderr)
-
-
 def _verdicts(code: str, read: tuple[list, dict], protection: str, deadline: float) -> list[bool]:
     """Which assert statements, from `read_statements`, hold; False for those not reached."""
     source = Path(calls.__file__).read_text()
@@ -216,12 +208,7 @@ def _verdicts(code: str, read: tuple[list, dict], protection: str, deadline: flo
             running = stack.enter_context(box.started(checker, protection, pass_fds=(asks, replies)))
             stack.enter_context(box.started(server, protection, pass_fds=(asked, replied)))
         printed, _ = box.output(*running, deadline)
-    passed = []
-    for line in printed.splitlines():
-        verdict, _, fault = line.partition(" ")
-        passed += [verdict == "1"] if verdict != "-" else []
-        if fault:
-            say_once(f"ground_truth: a test {fault:.200}: only plain data cross, so it counts as failed")
+    passed = [line == "1" for line in printed.splitlines()]
     return passed + [False] * (sum(is_test for _, is_test in read[0]) - len(passed))
 
 
