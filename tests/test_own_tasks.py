@@ -74,16 +74,16 @@ OPENS = templates("<|assistant|>", "<|assistant|><reasoning>\n")
 @pytest.mark.parametrize(
     ("edit", "rewards", "words"),
     [
-        (special("<reasoning>"), "", "match_format_exactly: .* '1</reasoning>"),
-        (special("</answer>"), "check_answer", "check_answer: .*<answer>1' of it"),
-        (special("<answer>"), "compute_score", "compute_score: .*</reasoning>1</answer>' of it"),
-        (OPENS, "", "already writes <reasoning>; take it out of chat_template"),
-        (OPENS, "match_format_approximately", "already writes <reasoning>"),
-        (templates("", ""), "hard_format_reward", "its tokenizer makes '1<answer>1</answer>' of it"),
+        (special("<reasoning>"), "", "makes '1</reasoning>"),
+        (special("</answer>"), "check_answer", "makes .*<answer>1' of"),
+        (special("<answer>"), "compute_score", "makes .*</reasoning>1</answer>' of"),
+        (OPENS, "match_format_approximately", "already writes <reasoning>; take it out"),
+        (templates("", ""), "hard_format_reward", "makes '1<answer>1</answer>' of"),
     ],
-)  # fmt: skip
+)
 def test_a_reward_that_no_answer_can_earn_is_named_before_training(edit, rewards, words):
-    with pytest.raises(UserError, match=f"^MODEL=m: not even .*{words}.*or take other REWARDS$") as error:
+    said = f"^MODEL=m: no answer earns all of {rewards}.*{words}.*or take other REWARDS$"
+    with pytest.raises(UserError, match=said) as error:
         checked(edit, rewards)
     assert "\n" not in str(error.value)
 
