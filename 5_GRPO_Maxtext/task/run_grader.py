@@ -210,6 +210,15 @@ def place_of(error: BaseException) -> str:
     return f" ({places[-1].filename}, line {places[-1].lineno})" if places else ""
 
 
+def called(what: str, function: Callable, *arguments, **named):
+    """Calls a function of the user's; an exception becomes a one-line UserError that begins with `what`."""
+    try:
+        return function(*arguments, **named)
+    except (Exception, SystemExit) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{what} {type(error).__name__}: {reason}; fix it{place_of(error)}") from error
+
+
 def load_file(path: Path, constant: str = "REWARD_FUNC") -> ModuleType:
     """Loads the user's file, which `constant` names, as a module; UserError if that fails."""
     spec = importlib.util.spec_from_file_location(f"own_{constant}", path)
@@ -217,12 +226,7 @@ def load_file(path: Path, constant: str = "REWARD_FUNC") -> ModuleType:
         raise UserError(f"{constant}={path}: not a Python file; give the path of one that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and pickle look a class's module up by name
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        reason = str(error).splitlines()[0] if str(error) else ""
-        fault = f"{constant}={path}: {type(error).__name__}: {reason}; fix it{place_of(error)}"
-        raise UserError(fault) from error
+    called(f"{constant}={path}:", spec.loader.exec_module, module)
     return module
 
 
@@ -263,24 +267,19 @@ def guarded(name: str, reward_fn: Reward) -> Reward:
 
     @functools.wraps(reward_fn)
     def checked(prompts, completions, **columns):
-        try:
-            rewards = reward_fn(prompts=prompts, completions=completions, **columns)
-        except (Exception, SystemExit) as error:
-            raise UserError(
-                f"reward function {name} raised {type(error).__name__}: {error}; fix it{place_of(error)}"
-            ) from error
-        told = f"reward function {name} returned"
+        told, given = f"reward function {name}", dict(prompts=prompts, completions=completions)
+        rewards = called(f"{told} raised", reward_fn, **given, **columns)
         try:
             values = np.asarray(rewards).tolist()
         except ValueError:  # lists of different lengths
             values = None
         if not isinstance(values, list) or len(values) != len(completions):
             how_many = f"{rewards!r:.60} for {len(completions)} completions"
-            raise UserError(f"{told} {how_many}; return one number per completion")
+            raise UserError(f"{told} returned {how_many}; return one number per completion")
         for value, text in zip(values, completions):
             if not isinstance(value, numbers.Real) or not abs(value) <= MAX_REWARD:
                 remedy = f"return a number of at most {MAX_REWARD:.0e}"
-                raise UserError(f"{told} {value!r:.60} for completion {text!r}; {remedy}")
+                raise UserError(f"{told} returned {value!r:.60} for completion {text!r}; {remedy}")
         return list(map(float, values))
 
     checked.__name__ = name  # the log's column
