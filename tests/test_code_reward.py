@@ -240,16 +240,14 @@ def test_answers_are_graded_side_by_side_within_a_bound(capsys):
     assert f"graded {len(done) + 1} of 100 answers in 1 s" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("files", "count"), CASES["no_more_answers_at_once_than_the_container_has_processors"]
-)
-def test_no_more_answers_at_once_than_the_container_has_processors(files, count, tmp_path, monkeypatch):
+def test_no_more_answers_at_once_than_the_container_has_processors(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text + "\n")
-    assert box.processors(str(tmp_path), str(tmp_path / "own")) == count
+    file = tmp_path / "cpu.max"
+    assert box.processors(str(file)) == 6
+    for text, count in {"max 100000": 6, "300000 100000": 3, "900000 100000": 6, "50000 100000": 1}.items():
+        file.write_text(text + "\n")
+        assert box.processors(str(file)) == count
 
 
 @every_kind

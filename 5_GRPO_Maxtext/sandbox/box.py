@@ -38,15 +38,12 @@ SENTENCES = {
 }
 
 
-def processors(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> int:
-    """How many processors this process may use, by its affinity and the quotas of its cgroups (v2)."""
+def processors(quota_file: str = "/sys/fs/cgroup/cpu.max") -> int:
+    """How many processors this process may use, by its affinity and its container's quota (cgroup v2)."""
     count = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1  # where no program runs
-    with contextlib.suppress(OSError):
-        inside = Path(root, Path(own).read_text().rpartition("::")[2].strip().lstrip("/"))
-        for folder in (inside, *inside.parents):
-            with contextlib.suppress(OSError, ValueError):  # no such file; no quota, "max"
-                quota, period = map(int, (folder / "cpu.max").read_text().split())
-                count = min(count, max(1, quota // period))
+    with contextlib.suppress(OSError, ValueError):  # no such file; no quota, "max"
+        quota, period = map(int, Path(quota_file).read_text().split())
+        count = min(count, max(1, quota // period))
     return count
 
 
