@@ -5,14 +5,17 @@ import dataclasses
 import importlib.metadata
 import importlib.util
 import json
+import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import huggingface_hub
+import jax
 import pytest
 from short_runs import SCRIPT, SHORT, run_here
 
@@ -139,6 +142,33 @@ def test_code_that_comes_with_a_model_is_refused_and_never_run(name, changes, mo
     with pytest.raises(UserError, match=r"^MODEL=model: (its config.json|no tokenizer) .*custom code"):
         demo.main(["MODEL=model"])
     assert not Path("ran").exists()
+
+
+def test_runs_of_the_same_second_have_a_folder_each(monkeypatch):
+    monkeypatch.setattr(run_folder.time, "time", lambda: 0.0)
+    assert len({run_folder.new_folder("mine") for _ in range(3)}) == 3
+
+
+def test_a_terminal_without_arrows_gets_their_numbers():
+    program = "import settings\nsettings.answer(lambda arguments: print('3 \u2192 4'))"
+    environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run([sys.executable, "-c", program], cwd=HERE, capture_output=True, env=environment)
+    assert (done.returncode, done.stdout) == (0, b"3 \\u2192 4\n")
+
+
+def test_a_cache_that_cannot_be_used_is_noted_and_a_damaged_program_goes(tmp_path, monkeypatch, capsys):
+    file, folder = tmp_path / "file", tmp_path / "folder"
+    names = ("jax_enable_compilation_cache", "jax_compilation_cache_dir")
+    kept = {name: getattr(jax.config, name) for name in names}
+    file.touch()
+    for place in (file, folder):
+        monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(place))
+        process.keep_compiled()
+    (folder / "abc-1-cache").touch()
+    warnings.warn("Error reading persistent compilation cache entry for 'abc'", stacklevel=1)
+    for name, value in kept.items():
+        jax.config.update(name, value)
+    assert f"not kept: {file}" in capsys.readouterr().out and not (folder / "abc-1-cache").exists()
 
 
 HASHES = ["1" * 40, "2" * 40]
