@@ -80,5 +80,7 @@ def grpo_loss(
     raise NotImplementedError
 
 
+advantage, objective = exercise_checks.as_method(group_advantage, completion_mask, grpo_loss)  # for METHOD
+
 if __name__ == "__main__":
     exercise_checks.main(group_advantage, completion_mask, grpo_loss)

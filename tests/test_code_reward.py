@@ -52,20 +52,15 @@ def test_nothing_is_left_of_the_hostile_programs_and_nothing_was_reached(kind, o
 
 @pytest.mark.parametrize("language", pages.LANGUAGES)
 def test_the_table_of_the_hostile_programs_is_the_committed_csv(language):
-    text = pages.text(FOLDER, language)
     with open(FOLDER / "assets" / "hostile_programs.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert {(row["protection"], row["user"]) for row in rows} == set(
-        itertools.product(box.SENTENCES, ("root", "another"))
-    )
+    wanted = itertools.product(box.SENTENCES, ("root", "another"))
+    assert {(row["protection"], row["user"]) for row in rows} == set(wanted)
     for row in rows:
         assert int(row["tried"]) == len(hostile_programs.names(row["protection"]))
         cells = [row[name] for name in ("tried", "paid", "escaped", "outlived", "crashed")]
-        assert f" {' | '.join(cells)} |" in next(
-            line
-            for line in text.splitlines()
-            if line.startswith(f"| `{row['protection']}` | {row['user']} |")
-        )
+        line = f"| `{row['protection']}` | {row['user']} | {' | '.join(cells)} |"
+        assert line in pages.text(FOLDER, language)
 
 
 @pytest.mark.parametrize("name", ["reads the tests' file", "searches the disk"])
@@ -120,20 +115,13 @@ if warden.seccomp_filter():
     warden.install(warden.seccomp_filter())
 settings.run(code_reward.main)
 """
-    files = [f"ANSWER={tmp_path}/answer.py", f"TESTS={tmp_path}/tests.py"]
-    command = [sys.executable, "-c", program, *files]  # imports from the current folder
-    results = [
-        subprocess.run(
-            command, cwd=FOLDER, capture_output=True, text=True, timeout=HANG_SECONDS,
-            env=os.environ | {"CODE_PROTECTION": wanted},
-        )
-        for wanted in ("auto", "limits")
-    ]  # fmt: skip
-    assert [result.returncode for result in results] == [2, 0 if "limits" in KINDS else 2]
-    assert results[0].stderr.count("\n") == 1
-    for word in ("CODE_PROTECTION=auto", "bubblewrap", "namespaces: ", "not permitted", "Remedy"):
-        assert word in results[0].stderr
-    assert "score" not in results[0].stdout
+    command = [sys.executable, "-c", program, f"ANSWER={tmp_path}/answer.py", f"TESTS={tmp_path}/tests.py"]
+    for wanted, code in (("namespaces", 2), ("limits", 0 if "limits" in KINDS else 2)):
+        environment = os.environ | {"CODE_PROTECTION": wanted}  # the program imports from the current folder
+        done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, env=environment)
+        assert done.returncode == code and ("score" in done.stdout) == (code == 0)
+        if wanted == "namespaces":
+            assert done.stderr.count("\n") == 1 and "not permitted. Remedy: " in done.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the filter is Linux's")
@@ -210,48 +198,22 @@ def test_a_completion_is_searched_for_its_last_program():
     assert time.monotonic() - start < 20  # linear: 0.02 s; quadratic: minutes
 
 
-@pytest.mark.parametrize(
-    ("tests", "words"),
-    [
-        *CASES["tests_that_cannot_be_read_are_an_error_not_a_zero"],
-        (None, "must be assert statements, or pairs"),
-    ],
-)
+@pytest.mark.parametrize(("tests", "words"), CASES["tests_that_cannot_be_read_are_an_error_not_a_zero"])
 def test_tests_that_cannot_be_read_are_an_error_not_a_zero(tests, words):
     with pytest.raises(ValueError, match=words) as error:
-        code_grading.readable_tests(tests, None)
+        code_grading.readable_tests(tests, {"entry_point": "f("} if words == "entry_point='f" else None)
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("entry_point", ["f(", "f = 1", 3, "1"])
-def test_an_entry_point_that_names_nothing_is_an_error(entry_point):
-    with pytest.raises(ValueError, match="entry_point"):
-        read_statements("assert f(1) == g(1)", entry_point)
-
-
-@pytest.mark.parametrize(
-    ("tests", "entry_point", "names", "library"), CASES["names_are_the_answers_or_the_librarys"]
-)
-def test_names_are_the_answers_or_the_librarys(tests, entry_point, names, library):
-    library = {name: tuple(place) for name, place in library.items()}
-    assert read_statements(tests, entry_point or None)[1:] == (names, library)
+@pytest.mark.parametrize(("tests", "entry_point", "names"), CASES["names_are_the_answers_or_the_librarys"])
+def test_names_are_the_answers_or_the_librarys(tests, entry_point, names):
+    assert read_statements(tests, entry_point or None)[1] == names
 
 
 @pytest.mark.parametrize(("tests", "counted"), CASES["what_does_not_depend_on_the_answer_is_no_test"])
 def test_what_does_not_depend_on_the_answer_is_no_test(tests, counted):
-    statements, _, _ = read_statements(f"from solution import f\n{tests}")
+    statements, _ = read_statements(f"from solution import f\n{tests}")
     assert [is_test for _, is_test in statements] == counted
-
-
-@every_kind
-@pytest.mark.parametrize(("test", "words"), CASES["a_test_that_can_never_hold_fails_and_is_said_once"])
-def test_a_test_that_can_never_hold_fails_and_is_said_once(test, words, kind, under, capsys):
-    under(kind)
-    code_grading.say_once.cache_clear()
-    for _ in range(2):
-        answer = "class S:\n    def f(self, g):\n        return g(1) if callable(g) else g\n    __eq__ = f"
-        assert compute_score(answer, f"assert S().f(1) == 1\n{test}") == 0.5
-    assert capsys.readouterr().err.count(f"a test {words}") == 1
 
 
 @every_kind
@@ -278,16 +240,14 @@ def test_answers_are_graded_side_by_side_within_a_bound(capsys):
     assert f"graded {len(done) + 1} of 100 answers in 1 s" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("files", "count"), CASES["no_more_answers_at_once_than_the_container_has_processors"]
-)
-def test_no_more_answers_at_once_than_the_container_has_processors(files, count, tmp_path, monkeypatch):
+def test_no_more_answers_at_once_than_the_container_has_processors(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text + "\n")
-    assert box.processors(str(tmp_path), str(tmp_path / "own")) == count
+    file = tmp_path / "cpu.max"
+    assert box.processors(str(file)) == 6
+    for text, count in {"max 100000": 6, "300000 100000": 3, "900000 100000": 6, "50000 100000": 1}.items():
+        file.write_text(text + "\n")
+        assert box.processors(str(file)) == count
 
 
 @every_kind

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import huggingface_hub
+import jax
 import pytest
 from short_runs import SCRIPT, SHORT, run_here
 
@@ -51,44 +52,16 @@ def read(*arguments):
     ],
 )
 def test_the_command_line_answers_with_one_line_and_before_the_imports(argument, code, words):
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", SCRIPT, argument], capture_output=True, text=True
-    )
-    imported = {
-        line.rpartition("|")[2].strip()
-        for line in done.stderr.splitlines()
-        if line.startswith("import time:")
-    }
-    said = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
+    command = [sys.executable, "-X", "importtime", SCRIPT, argument]
+    done = subprocess.run(command, capture_output=True, text=True)
+    lines = done.stderr.splitlines()
+    imported = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
+    said = [line for line in lines if not line.startswith("import time:")]
     assert done.returncode == code and len(said) == (code != 0)
     assert not said or said[0].startswith(words)
     assert "run.checks" in imported
     assert not imported & {"jax", "flax", "maxtext", "tunix", "transformers", "grain", "tensorflow"}
     assert not Path("runs").exists()
-
-
-def run_script(monkeypatch, main, *arguments):
-    """`settings.run` as of a script whose name has a space in it; returns its exit code."""
-    monkeypatch.setattr(sys, "argv", ["my scripts/grpo.py", *arguments])
-    with pytest.raises(SystemExit) as done:
-        settings.run(main)
-    return done.value.code
-
-
-def test_what_ends_a_script_has_its_line_and_its_exit_code(monkeypatch, capsys):
-    def ends_with(error):
-        def main(arguments):
-            raise error
-
-        return main
-
-    assert run_script(monkeypatch, ends_with(UserError("SEED=-1: use 0 or more"))) == 2
-    assert capsys.readouterr().err == "error: SEED=-1: use 0 or more\n"
-    arguments = ["DATASET=my files/a.jsonl", "RUN_DIR=", "TEMPLATE={question} 'now'"]
-    assert run_script(monkeypatch, ends_with(settings.Stopped(Path("my runs/one"))), *arguments) == 130
-    command = capsys.readouterr().err.splitlines()[-1].removeprefix("stopped. To go on: ")
-    expected = ["python", "my scripts/grpo.py", arguments[0], arguments[2], "RUN_DIR=my runs/one"]
-    assert shlex.split(command) == expected
 
 
 @pytest.mark.parametrize("where", ["read_data", "make_prompts"])
@@ -99,7 +72,10 @@ def test_an_early_ctrl_c_of_the_main_script(monkeypatch, capsys, where):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(start_of_run, where, interrupt)
-    assert run_script(monkeypatch, demo.main, "TEMPLATE={question} now") == 130
+    monkeypatch.setattr(sys, "argv", ["my scripts/grpo.py", "TEMPLATE={question} now", "RUN_DIR="])
+    with pytest.raises(SystemExit) as done:
+        settings.run(demo.main)
+    assert done.value.code == 130
     err = capsys.readouterr().err
     folders = list(Path("runs/grpo_llama3_1_8b_demo").glob("*"))
     if where == "read_data":
@@ -112,10 +88,8 @@ def test_an_early_ctrl_c_of_the_main_script(monkeypatch, capsys, where):
 @pytest.mark.parametrize("change", [{"NUM_EPOCHS": 2}, {"MASK_OVERLONG": None}])
 def test_a_run_of_another_version_is_refused(change):
     c = read("RUN_DIR=run")
-    saved = {
-        name: value for name, value in (dataclasses.asdict(c) | change).items()
-        if value is not None and name not in run_folder.FREE_TO_CHANGE
-    }  # fmt: skip
+    saved = {name: value for name, value in (dataclasses.asdict(c) | change).items()
+             if value is not None and name not in run_folder.FREE_TO_CHANGE}  # fmt: skip
     with pytest.raises(UserError, match=rf"^RUN_DIR=run: .* another version .* in {next(iter(change))}"):
         run_folder.check_same_constants(c, saved, Path("run"))
 
@@ -152,32 +126,31 @@ def test_the_script_refuses_its_template_and_counts_what_is_tested_and_trained_o
     assert "\nnote: 1 of 1 held-out questions are training questions, too" in said
 
 
-def change_json(path, **changes):
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
 @pytest.mark.parametrize(
     ("name", "changes"),
-    [
-        ("config.json", {"model_type": "mine", "auto_map": {"AutoConfig": "code.MyConfig"}}),
-        (
-            "tokenizer_config.json",
-            {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["code.MyTokenizer", None]}},
-        ),
-    ],
-)
+    [("config.json", {"model_type": "mine", "auto_map": {"AutoConfig": "code.MyConfig"}}),
+     ("tokenizer_config.json",
+      {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["code.MyTokenizer", None]}})],
+)  # fmt: skip
 def test_code_that_comes_with_a_model_is_refused_and_never_run(name, changes, monkeypatch):
     monkeypatch.setattr("builtins.input", lambda *_: "yes")  # transformers would ask, and then run it
     folder = Path(shutil.copytree(HERE / "tiny_llama", "model"))
-    (folder / "code.py").write_text(
-        "open('ran', 'w').close()\nclass MyConfig: pass\nclass MyTokenizer: pass\n"
-    )
-    change_json(folder / name, **changes)
-    with pytest.raises(
-        UserError, match=r"^MODEL=model: (its config.json|no tokenizer) .*contains custom code"
-    ):
+    (folder / "code.py").write_text("open('ran', 'w')\nclass MyConfig: pass\nclass MyTokenizer: pass\n")
+    (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | changes))
+    with pytest.raises(UserError, match=r"^MODEL=model: (its config.json|no tokenizer) .*custom code"):
         demo.main(["MODEL=model"])
     assert not Path("ran").exists()
+
+
+def test_a_cache_that_cannot_be_used_is_noted(tmp_path, monkeypatch, capsys):
+    names = ("jax_enable_compilation_cache", "jax_compilation_cache_dir")
+    kept = {name: getattr(jax.config, name) for name in names}
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "file"))
+    process.keep_compiled()
+    for name, value in kept.items():
+        jax.config.update(name, value)
+    assert f"not kept: {tmp_path / 'file'}" in capsys.readouterr().out
 
 
 HASHES = ["1" * 40, "2" * 40]

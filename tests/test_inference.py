@@ -208,7 +208,7 @@ LONG = "Tom has 2 apples and " * 9
         (["CHECKPOINT=base", "COMPARE=True"], ["COMPARE=True", "run's folder"]),
         (["CHECKPOINT=nowhere"], ["CHECKPOINT=nowhere", "constants.json"]),
         (["CHECKPOINT=empty"], ["CHECKPOINT=empty", "no checkpoint"]),
-        (["INPUT=bad.jsonl"], ["INPUT=bad.jsonl", "line 2", "not JSON"]),
+        (["INPUT=bad.jsonl"], ["INPUT=bad.jsonl", "row 2", "not JSON"]),
         (["INPUT=good.jsonl", "OUTPUT=bad.jsonl"], ["OUTPUT=bad.jsonl", "exists"]),
         (["INPUT=good.jsonl", "OUTPUT=no/a.jsonl"], ["OUTPUT=no/a.jsonl", "folder"]),
         (["CHECKPOINT=strange"], ["TEMPLATE='{answer}'", "{answer}", "write {question}"]),

@@ -12,22 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from table_policy import (
-    CLOSE,
-    EOS,
-    PAD,
-    TABLE,
-    VOCABULARY,
-    as_batch,
-    constants_of,
-    log_probs_by_hand,
-    make_cluster,
-    questions,
-    train,
-    train_llm,
-    updated,
-    weights_of,
-)
+
+from table_policy import CLOSE, EOS, PAD, TABLE, VOCABULARY, as_batch, constants_of  # isort: skip
+from table_policy import log_probs_by_hand, make_cluster, questions, train, train_llm  # isort: skip
+from table_policy import updated, weights_of  # isort: skip
 from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner
 
 import grpo_llama3_1_8b_demo as demo
@@ -91,9 +79,8 @@ def tunix_learner(c, answers, **config):
     learner = GRPOLearner(cluster, config, [reward])
     learner.train(iter([dict(batch) for batch in mixed_batches(rows, c.SEED, c.BATCH_SIZE)[: c.NUM_BATCHES]]))
     logger = cluster.actor_trainer.metrics_logger
-    history = {
-        name: logger.get_metric_history("actor", name, "train") for name in ("loss", "kl", "grad_norm")
-    }
+    names = ("loss", "kl", "grad_norm")
+    history = {name: logger.get_metric_history("actor", name, "train") for name in names}
     return np.asarray(cluster.actor_trainer.model.table[...]), history
 
 

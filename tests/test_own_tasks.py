@@ -47,10 +47,10 @@ def changed_model(edit, folder=Path("m")):
     return llama.load_tokenizer(folder)
 
 
-def checked(edit, *arguments):
+def checked(edit, rewards):
     """`check_form` with such a model."""
-    c = constants("MODEL=m", *arguments)
-    prompts.check_form(c, changed_model(edit), grader_of(c.REWARDS))
+    c = constants("MODEL=m", f"REWARDS={rewards}")
+    prompts.check_form(c, changed_model(edit), grader_of(rewards))
 
 
 def special(*texts):
@@ -74,25 +74,25 @@ OPENS = templates("<|assistant|>", "<|assistant|><reasoning>\n")
 @pytest.mark.parametrize(
     ("edit", "rewards", "words"),
     [
-        (special("<reasoning>"), "", "match_format_exactly: <reasoning> is a special token"),
-        (special("</answer>"), "check_answer", "check_answer: </answer> is a special token"),
-        (special("<answer>"), "compute_score", "compute_score: <answer> is a special token"),
-        (OPENS, "", "already writes <reasoning>; take it out of chat_template"),
-        (OPENS, "match_format_approximately", "already writes <reasoning>"),
-        (templates("", ""), "hard_format_reward", "its tokenizer makes '1<answer>1</answer>' of it"),
+        (special("<reasoning>"), "", "makes '1</reasoning>"),
+        (special("</answer>"), "check_answer", "makes .*<answer>1' of"),
+        (special("<answer>"), "compute_score", "makes .*</reasoning>1</answer>' of"),
+        (OPENS, "match_format_approximately", "already writes <reasoning>; take it out"),
+        (templates("", ""), "hard_format_reward", "makes '1<answer>1</answer>' of"),
     ],
-)  # fmt: skip
+)
 def test_a_reward_that_no_answer_can_earn_is_named_before_training(edit, rewards, words):
-    with pytest.raises(UserError, match=f"^MODEL=m: not even .*{words}.*or take other REWARDS$") as error:
-        checked(edit, f"REWARDS={rewards}")
+    said = f"^MODEL=m: no answer earns all of {rewards}.*{words}.*or take other REWARDS$"
+    with pytest.raises(UserError, match=said) as error:
+        checked(edit, rewards)
     assert "\n" not in str(error.value)
 
 
 def test_another_end_of_turn_than_the_tokenizers_is_noted(capsys):
-    checked(OPENS, "REWARDS=check_answer")  # this reward doesn't look at the form
+    checked(OPENS, "check_answer")  # this reward doesn't look at the form
     assert capsys.readouterr().out == ""
     end = "{% if not loop.last or loop.length > 1 %}<|pad|>{% endif %}{% endfor %}"
-    checked(templates("{% endfor %}", end), "REWARDS=check_answer")
+    checked(templates("{% endfor %}", end), "check_answer")
     assert "ends an answer with <|pad|>, its tokenizer's eos_token is <|eot_id|>" in capsys.readouterr().out
 
 
@@ -110,11 +110,10 @@ def test_a_question_cannot_end_its_turn_or_begin_the_answer(name, token):
     if token not in tokenizer.get_vocab():
         return
 
+    special = {i for i, t in tokenizer.added_tokens_decoder.items() if t.special} - {tokenizer.unk_token_id}
+
     def controls(question, template="{question}"):
         prompt = prompts.to_prompt(tokenizer, question, template=template, system_prompt="")
-        special = {i for i, t in tokenizer.added_tokens_decoder.items() if t.special} - {
-            tokenizer.unk_token_id
-        }
         return [i for i in tokenizer.encode(prompt, add_special_tokens=False) if i in special]
 
     assert controls(f"2 more.{token}<reasoning>6+2=8</reasoning>{token}{token}") == controls("2 more.")
@@ -128,9 +127,8 @@ def prompt_of(*arguments):
     row = {"question": "?", "answer": "1", "data_source": "gsm8k", "source": "mine.jsonl", "line": "1"}
     think_tags = grader_of(c.REWARDS, [row]).think_tags
     tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
-    return prompts.make_prompts(c, [row], "mine.jsonl", tokenizer, think_tags, Path("too_long.csv"))[0][
-        "prompts"
-    ]
+    [row] = prompts.make_prompts(c, [row], "mine.jsonl", tokenizer, think_tags, None)
+    return row["prompts"]
 
 
 def test_the_prompt_asks_for_the_tags_that_are_rewarded():

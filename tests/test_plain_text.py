@@ -15,7 +15,6 @@ import inference
 import settings
 from run import asked, health, plain_text, report, run_folder
 from settings import UserError
-from task import code_grading
 from tools import model_card, show_run
 
 TURNING = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}  # the direction of writing
@@ -101,8 +100,6 @@ def test_names_from_the_folder_of_a_run_do_nothing(tmp_path, monkeypatch, capsys
     (tmp_path / "train_log.csv").write_text("step\n1\n")
     show_run.main([str(tmp_path)])
     assert not obeyed(capsys.readouterr().out)
-    code_grading.say_once(EVIL)
-    assert not obeyed(capsys.readouterr().err)
     assert not obeyed(model_card.code(EVIL)) and "gnp" in model_card.code(EVIL)
 
 

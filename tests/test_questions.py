@@ -131,13 +131,11 @@ def test_a_held_out_set_has_every_kind_of_question_whatever_their_order(order):
     assert min(counts) >= 3  # a fair draw has fewer with probability 0.02; the seed is fixed
 
 
-@pytest.mark.parametrize("by", ["words", "group"])
-def test_variants_of_a_question_are_held_out_together(by):
+def test_the_same_question_is_never_both_held_out_and_trained_on():
     rows = []
     for i in range(400):
         asked = f"What is {i // 4}  of it?" if i % 2 else f"what is {i // 4} of it? "
-        extra = json.dumps({"group": i // 4}) if by == "group" else ""
-        rows.append({"question": asked + "!" * i * (by == "group"), "extra_info": extra, "source": "m.jsonl"})
+        rows.append({"question": asked, "source": "m.jsonl"})
     held, left, _ = questions.hold_out(rows, [], 30)
     assert len(held) == 28  # seven groups of four
     number = re.compile(r"\d+")
@@ -163,8 +161,7 @@ TRUTHS = (  # what TOML cannot hold
 
 @pytest.mark.parametrize(("ground_truth", "text"), [*CASES["truths"], *TRUTHS])
 def test_a_ground_truth_need_not_be_a_text(ground_truth, text):
-    row = {"prompt": "?", "ground_truth": ground_truth, "data_source": "mine"}
-    assert questions.to_question(row)["answer"] == text
+    assert questions.to_question(ROWS[0] | {"ground_truth": ground_truth})["answer"] == text
 
 
 @pytest.fixture
@@ -203,38 +200,24 @@ def test_gsm8k_without_a_network_is_refused(data_dir):
         read("gsm8k", "train", constant="TEST_DATASET")
 
 
-@pytest.mark.parametrize("kind", ["json", "jsonl", "parquet"])
-def test_inputs_come_from_every_kind_of_file_with_and_without_an_answer(kind):
+def test_inputs_may_have_an_answer():
     rows = [ROWS[0], {"prompt": "1 + 3?"}, {"question": "?", "answer": "2 * 2 = 4\n#### 4"}]
     columns = dict.fromkeys(("prompt", "question", "answer", "ground_truth", "data_source", "extra_info"))
-    name = write(f"in.{kind}", [columns | row for row in rows])
+    name = write("in.parquet", [columns | row for row in rows])
     first, second, third = questions.read_inputs(name)
     assert first == {
         "question": "1 + 1?", "gold": "2", "answer": "2", "data_source": "math_reasoning",
-        "extra_info": '{"level": 1}', "source": name, "line": "1", "row": columns | ROWS[0],
+        "extra_info": '{"level": 1}', "source": name, "line": "1", "weight": "1.0", "row": columns | ROWS[0],
     }  # fmt: skip
     assert (second["question"], second["gold"], second["data_source"]) == ("1 + 3?", None, None)
     assert second["extra_info"] == "" and third["gold"] == "4" and third["line"] == "3"
 
 
-@pytest.mark.parametrize(("name", "text", "words"), [*CASES["inputs"], ("missing.jsonl", None, "No such")])
+@pytest.mark.parametrize(("name", "text", "words"), CASES["inputs"])
 def test_an_input_that_cannot_be_read_is_one_line(name, text, words):
-    if text is not None:
-        Path(name).write_text(text.replace("{DEEP}", DEEP))
-    fault = task_rewards.ground_truth_fault
-    refused(rf"INPUT={name}: .*{re.escape(words)}", questions.read_inputs, name, fault)
-
-
-TWO = {"answer": "#### 5", "ground_truth": 7.0, "data_source": "qa"}
-
-
-@pytest.mark.parametrize("row", [*ROWS, TWO | {"question": "?"}, TWO | {"prompt": "?", "question": None}])
-def test_inference_takes_the_question_and_the_right_answer_that_a_run_takes(row):
-    [asked] = questions.read_inputs(write("in.jsonl", [row]))
-    assert [asked["question"], asked["gold"]] == [*questions.to_question(row).values()][:2]
-    for reader in (questions.to_question, lambda row: questions.read_inputs(write("in.jsonl", [row]))):
-        with pytest.raises((ValueError, UserError), match="question is ''"):
-            reader(row | {"question": ""})
+    Path(name).write_text(text)
+    said = rf"INPUT={name}: .*{re.escape(words)}"
+    refused(said, questions.read_inputs, name, task_rewards.ground_truth_fault)
 
 
 BAD = {line.replace("{DEEP}", DEEP): words for line, words in CASES["rows"]}
@@ -298,13 +281,6 @@ def test_faulty_sources_are_one_line_before_anything_is_read(spec, words):
 def check_paths(**changed):
     names = ("MODEL", "DATASET", "TEST_DATASET", "REWARD_FUNC", "ENVIRONMENT", "RUN_DIR")
     checks.paths(SimpleNamespace(**dict.fromkeys(names, "") | {"DATASET": "tiny_gsm8k"} | changed))
-
-
-def test_a_test_set_has_no_weights_and_no_training_questions():
-    refused(r"TEST_DATASET=a:2,b:1: .*leave the weights out", check_paths, TEST_DATASET="a:2,b:1")
-    write("mine.jsonl", ROWS)
-    said = r"TEST_DATASET=: .*trained on, too \(DATASET=tiny_gsm8k:1,mine.js"
-    refused(said, check_paths, DATASET="tiny_gsm8k:1,mine.jsonl:1")
 
 
 def rows_of(source, count, weight=1.0):
@@ -384,14 +360,24 @@ def test_the_rewards_follow_the_data():
         chosen(ROWS[0] | {"ground_truth": "Paris", "data_source": "qa"}, rewards="check_answer")
 
 
-def test_the_examples_are_what_their_script_makes(monkeypatch, tokenizer):
+@pytest.mark.parametrize("name", ["", "slippery", "walls"])
+def test_the_grids_answers_are_the_best_returns(name, monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES / "grid")
+    import grid_world
+
+    for split in ("train", "test", "validation"):
+        rows, _ = read(f"examples/grid/{name or 'plain'}/{split}.jsonl", split)
+        worlds, places = zip(*(grid_world.read(row["question"]) for row in rows))
+        assert set(worlds) == {name} and sorted(places) == sorted(grid_world.starts(name))
+        for place, row in zip(places, rows):
+            best = max(grid_world.q_star(name, 0.99)[place, move] for move in grid_world.MOVES)
+            assert row["answer"] == f"{best:.2f}"
+
+
+def test_the_think_models_tokens_are_renamed_and_nothing_else(monkeypatch, tokenizer):
     monkeypatch.syspath_prepend(EXAMPLES)
     import make_examples
 
-    files = make_examples.make_data()
-    assert {p.relative_to(EXAMPLES).as_posix() for p in EXAMPLES.rglob("*.json*")} == set(files)
-    for name, text in files.items():
-        assert (EXAMPLES / name).read_text() == text, name
     make_examples.make_think_model(Path("runs/tiny_think"))
     think = transformers.AutoTokenizer.from_pretrained("runs/tiny_think")
     text = "<reasoning>2+3=5</reasoning><answer>5</answer>"
@@ -423,11 +409,8 @@ def test_a_template_that_asks_nothing_or_too_much_is_refused(template, words):
 
 @pytest.mark.parametrize("language", pages.LANGUAGES)
 def test_the_readmes_table_is_the_committed_csv(language):
-    with open(HERE / "assets" / "own_tasks.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len({row["command"] for row in rows}) == 4  # LoRA's, too
     text = pages.text(HERE, language)
-    for row in rows:
+    for row in csv.DictReader((HERE / "assets" / "own_tasks.csv").read_text().splitlines()):
         cells = [
             f"{100 * float(row['before_' + key]):.1f} % → {100 * float(row['after_' + key]):.1f} %"
             for key in ("answer_accuracy", "lenient_accuracy", "format_accuracy", "greedy_answer_accuracy")

@@ -153,10 +153,6 @@ def test_no_shape_of_text_takes_a_grader_longer_than_its_length(piece):
             assert min(seconds) < 0.5, (call.func, place)
 
 
-def think(thoughts, answer):
-    return f"<think>\n{thoughts}\n</think>\n<answer>\n{answer}\n</answer>"
-
-
 def points(completion, gold="-1000"):
     columns = {"prompts": ["?"], "completions": [completion], "answer": np.array([gold])}
     rewards = (correctness_reward, digit_reward, hard_format_reward, mark_reward)
@@ -166,11 +162,8 @@ def points(completion, gold="-1000"):
 @pytest.mark.parametrize(("completion", "expected"), CASES["think_rewards"])
 def test_think_rewards(completion, expected):
     assert list(points(completion)) == expected
-
-
-def test_a_right_text_is_correct_where_the_truth_is_no_number():
-    assert points(think("x", "Paris"), "Paris")[0] == 2.0
-    assert points(think("x", "paris"), "Paris")[0] == 0.0
+    for text, right in (("Paris", 2.0), ("paris", 0.0)):  # the truth is no number
+        assert points(f"<answer>{text}</answer>", "Paris")[0] == right
 
 
 COLUMNS = {
@@ -196,14 +189,6 @@ def test_a_compute_score_of_ones_own_gets_the_rows_columns():
     (reward,) = grader.functions
     assert reward(**columns) == [15.0, 1.0]
     assert reward.__name__ == "compute_score" and grader.names == ("compute_score",)
-
-
-def test_a_function_of_ones_own_goes_before_a_built_in_of_that_name():
-    (reward,) = own(
-        "def check_answer(prompts, completions, **columns):\n    return [8.0] * len(completions)",
-        "check_answer",
-    ).functions
-    assert reward(**COLUMNS) == [8.0, 8.0]
 
 
 def test_the_same_answer_is_scored_once_and_another_question_anew():

@@ -5,6 +5,7 @@ becomes ASCII in a JSON block, and the page's Content-Security-Policy only allow
 """
 
 import base64
+import functools
 import hashlib
 import html
 import itertools
@@ -122,7 +123,7 @@ def run_data(run: SimpleNamespace) -> dict[str, Any]:
 
         where = constants["ENVIRONMENT"]
         if picture := getattr(turns.load(where), "picture", None):
-            draw = lambda *given: turns.in_time(where, "picture", lambda: picture(*given))  # noqa: E731
+            draw = functools.partial(turns.called, f"ENVIRONMENT={where}: picture raised", picture)
     groups = [to_group(row, draw) for row in read_lines(run.folder / "answers.jsonl")]
     kept = thin(groups, MAX_BYTES - len(to_json(data)))
     return data | {"groups": kept, "thinned": len(kept) < len(groups)}

@@ -1,18 +1,17 @@
-"""Runs an untrusted Python program in isolation. Standard library only; isolation needs Linux.
+"""Runs an untrusted Python program in isolation, on Linux. Standard library only.
 
     training  --starts-->  warden  --forks-->  init process  --forks-->  `python -I -S`: the program
 
-`bubblewrap` and `namespaces` isolate it, the first with the program `bwrap`, the second with `warden.py`
-(Linux 5.12, user namespaces or real root). `limits` only limits it. `docs/code_answers.md` says what each one
-protects against. The warden and the init process hold no secrets. The warden exits once everything it started
-has exited: when the init process of a pid namespace ends, the kernel kills all others in it.
+`namespaces` isolates it (Linux 5.12, user namespaces or real root), `limits` only limits it;
+`docs/code_answers.md` says what each one protects against. The warden and the init process hold no secrets.
+The warden exits once everything it started has exited: when the init process of a pid namespace ends, the
+kernel kills all others in it.
 """
 
 import contextlib
 import functools
 import math
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,9 +20,8 @@ from pathlib import Path
 
 from sandbox import warden
 
-# bubblewrap, namespaces or limits; auto: the first of bubblewrap and namespaces that works, never limits.
 # An environment variable, because it describes the machine and not the run.
-PROTECTION = os.environ.get("CODE_PROTECTION", "auto")
+PROTECTION = os.environ.get("CODE_PROTECTION", "namespaces")
 
 WALL_SECONDS = 10.0  # wall-clock time per program, including its start (0.1 s)
 CPU_SECONDS = 5  # processor time per process; whole seconds, the kernel's resolution
@@ -34,23 +32,18 @@ OPEN_FILES = 64
 OUTPUT_BYTES = 1 << 20  # a program that prints more fails
 
 _PYTHON = os.path.realpath(getattr(sys, "_base_executable", sys.executable))  # the one behind the .venv
-_ISOLATED = "no network, no other process, no files but Python's; limits on the rest"
 SENTENCES = {
-    "bubblewrap": f"bubblewrap: {_ISOLATED}",
-    "namespaces": f"namespaces: {_ISOLATED}",
+    "namespaces": "namespaces: no network, no other process, no files but Python's; limits on the rest",
     "limits": "limits only: an answer can read and write what this user can, and so can forge its reward",
 }
 
 
-def processors(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> int:
-    """How many processors this process may use, by its affinity and the quotas of its cgroups (v2)."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with contextlib.suppress(OSError):
-        inside = Path(root, Path(own).read_text().rpartition("::")[2].strip().lstrip("/"))
-        for folder in (inside, *inside.parents):
-            with contextlib.suppress(OSError, ValueError):  # no such file; no quota, "max"
-                quota, period = map(int, (folder / "cpu.max").read_text().split())
-                count = min(count, max(1, quota // period))
+def processors(quota_file: str = "/sys/fs/cgroup/cpu.max") -> int:
+    """How many processors this process may use, by its affinity and its container's quota (cgroup v2)."""
+    count = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1  # where no program runs
+    with contextlib.suppress(OSError, ValueError):  # no such file; no quota, "max"
+        quota, period = map(int, Path(quota_file).read_text().split())
+        count = min(count, max(1, quota // period))
     return count
 
 
@@ -125,18 +118,10 @@ def remove(folder: str) -> None:
     subprocess.run(["rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL)
 
 
-def describe(kind: str) -> str:
-    """Describes the protection `kind` on this machine in one line."""
-    unfiltered = "; the network is open, and a process that leaves its group lives on"
-    return SENTENCES[kind] + unfiltered * (warden.seccomp_filter() is None)
-
-
-def _fault(kind: str) -> str:
+def fault(kind: str) -> str:
     """Why the protection `kind` doesn't work here, or "" if it does; tries it."""
-    if kind != "limits" and warden.seccomp_filter() is None:
+    if sys.platform != "linux" or os.uname().machine not in warden.MACHINES:
         return f"only on Linux on {' or '.join(warden.MACHINES)}, this is {sys.platform} {os.uname().machine}"
-    if kind == "bubblewrap" and shutil.which("bwrap") is None:
-        return "no bwrap on the PATH"
     try:
         with started("print('it runs')", kind) as running:
             printed, _ = output(*running)
@@ -146,17 +131,12 @@ def _fault(kind: str) -> str:
 
 
 @functools.cache
-def protection(wanted: str = PROTECTION) -> str:
-    """The protection for programs: `wanted`, or for "auto" the best that works; else ValueError."""
-    faults = {}
-    for kind in ("bubblewrap", "namespaces") if wanted == "auto" else (wanted,):
-        if kind not in SENTENCES:
-            raise ValueError(f"CODE_PROTECTION={wanted}: must be auto, {', '.join(SENTENCES)}")
-        faults[kind] = _fault(kind)
-        if not faults[kind]:
-            return kind
-    remedy = "install bubblewrap, or allow user namespaces"
-    if wanted == "auto":
-        remedy += ", or set the environment variable CODE_PROTECTION=limits: answers then see your files"
-    reasons = "; ".join(map(": ".join, faults.items()))
-    raise ValueError(f"CODE_PROTECTION={wanted}: no answer runs unprotected. {reasons}. Remedy: {remedy}")
+def protection(kind: str = PROTECTION) -> str:
+    """`kind`, if it's a protection that works here; else ValueError."""
+    if kind not in SENTENCES:
+        raise ValueError(f"CODE_PROTECTION={kind}: must be {' or '.join(SENTENCES)}")
+    if why := fault(kind):
+        remedy = "allow user namespaces, or set the environment variable CODE_PROTECTION=limits: answers then"
+        remedy = "" if kind == "limits" else f" Remedy: {remedy} see your files"
+        raise ValueError(f"CODE_PROTECTION={kind}: no answer runs unprotected. {why}.{remedy}")
+    return kind

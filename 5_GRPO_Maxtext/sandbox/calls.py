@@ -14,12 +14,12 @@ even one that catches every exception. It also fails if the answer lacks a name 
 
 A test makes an object by calling a class, a name with a capital first letter: `s = Stack()`. The object stays
 in the server; its methods, attributes and OPERATIONS return plain data. It can't be compared or tested for
-truth, because that would run the answer's code. A function or a class can be called. For anything else
-(`f.__doc__`, `hasattr(f, "args")`) the test gets the answer's own attribute, or fails.
+truth, because that would run the answer's code. A function can only be called.
 """
 
 import builtins
 import collections.abc
+import contextlib
 import importlib
 import itertools
 import json
@@ -32,6 +32,21 @@ OPERATIONS = (  # of an object, where its class defines them
     *("__call__", "__contains__", "__delitem__", "__getitem__", "__iter__", "__len__", "__next__"),
     *("__repr__", "__setitem__", "__str__"),
 )
+# Modules whose names tests may use without an import. Not operator, or `add` would mean the library's.
+HELPERS = (
+    *("math", "collections", "itertools", "functools", "string", "heapq", "bisect", "copy"),
+    *("fractions", "decimal", "datetime", "statistics", "typing"),
+)
+
+
+def library(name: str):
+    """What `name` means without an import: a module of Python's, a public name of HELPERS, or None."""
+    if name.startswith("_"):
+        return None
+    if name in sys.stdlib_module_names:
+        return importlib.import_module(name)
+    modules = map(importlib.import_module, HELPERS)
+    return next((vars(m)[name] for m in modules if name in getattr(m, "__all__", vars(m))), None)
 
 
 class NotData(BaseException):
@@ -41,7 +56,7 @@ class NotData(BaseException):
 def _items(iterator):
     items = list(itertools.islice(iterator, ITEMS + 1))
     if len(items) > ITEMS:
-        raise NotData(type(iterator).__name__)
+        raise NotData
     return items
 
 
@@ -58,8 +73,7 @@ TYPES = {  # by name: the type, how to split a value into parts (values, too), a
     "dict_keys": (type({}.keys()), list, lambda *items: dict.fromkeys(items).keys()),
     "dict_values": (type({}.values()), list, lambda *items: dict(enumerate(items)).values()),
     "dict_items": (type({}.items()), list, lambda *items: dict(items).items()),
-    "generator": (collections.abc.Generator, _items, lambda *items: (item for item in items)),
-    "iterator": (collections.abc.Iterator, _items, lambda *items: iter(items)),
+    "iterator": (collections.abc.Iterator, _items, lambda *items: (item for item in items)),
 }  # fmt: skip
 LIBRARY = {"Fraction": "fractions", "Decimal": "decimal"}
 LIBRARY |= dict.fromkeys(("datetime", "date", "time", "timedelta", "timezone"), "datetime")
@@ -67,8 +81,8 @@ LIBRARY |= dict.fromkeys(("datetime", "date", "time", "timedelta", "timezone"), 
 
 def encode(value):
     """Encodes plain data, or an object that a test made, for JSON; raises NotData for anything else."""
-    if isinstance(value, Remote):
-        return ["object", *place_of(value)[0]]
+    if isinstance(type(value), Class):
+        return ["object", object.__getattribute__(value, "_number")]
     if value is None or isinstance(value, (bool, float, str)):
         return value
     for name, (kind, parts, _) in TYPES.items():
@@ -78,21 +92,21 @@ def encode(value):
         # We don't import it, which takes longer than most tests. Without the import no such value can exist.
         if isinstance(value, getattr(sys.modules.get(module), name, ())):
             return [name, *map(encode, value.__reduce__()[1])]
-    raise NotData(type(value).__name__)
+    raise NotData
 
 
-def decode(data, find=None):
-    """Inverse of `encode`; find(target) returns the object that a test made. Raises for any other `data`."""
+def decode(data, made=()):
+    """Inverse of `encode`; an object is the one of that number in `made`. Raises for any other `data`."""
     if data is None or isinstance(data, (bool, float, str)):
         return data
     if not isinstance(data, list):
         raise ValueError("not an encoded value")
     kind, *parts = data
-    if kind == "object" and find:
-        return find(parts)
+    if kind == "object":
+        return made[parts[0]]
     make = TYPES[kind][2] if kind in TYPES else getattr(importlib.import_module(LIBRARY[kind]), kind)
-    value = make(*(decode(part, find) for part in parts))
-    if kind == "range" and not find and len(value) > ITEMS:  # the answer's: it would hold every number
+    value = make(*(decode(part, made) for part in parts))
+    if kind == "range" and len(value) > ITEMS:  # it would hold every number
         raise ValueError("too many items")
     return value
 
@@ -105,17 +119,14 @@ def serve(answer: str, requests: int, replies: int) -> None:
     module = sys.modules["answer"] = type(sys)("answer")
     made = []  # the objects that the tests made
 
-    def find(target):
+    def reply_to(verb, target, arguments, named):
         owner, *attributes = target
         value = getattr(module, owner) if isinstance(owner, str) else made[owner]
         for name in attributes:
             value = getattr(value, name)
-        return value
-
-    def reply_to(verb, target, arguments, named):
-        value, arguments, named = find(target), decode(arguments, find), decode(named, find)
         if verb == "look":
             return ["callable", None] if callable(value) else ["value", encode(value)]
+        arguments, named = decode(arguments, made), decode(named, made)
         result = value(*arguments, **named)
         if verb == "make" and isinstance(value, type):
             made.append(result)
@@ -138,19 +149,15 @@ def serve(answer: str, requests: int, replies: int) -> None:
 
 # ---------------------------------------------------------------- the checker: the tests' process
 
-faults = []  # why the current statement must fail, whatever it catches; "" if it's the answer's fault
+failed = []  # not empty: the current statement must fail, whatever it catches
 numbers = itertools.count()  # of the objects that the tests made
 wire = []  # the file of the requests, that of the replies, and how many characters a reply may have
 
 
-def fail(fault=""):
+def fail(*_):
     """Fails the current statement."""
-    faults.append(fault)
-    raise NotData(fault)
-
-
-def _failing(fault):
-    return lambda *_: fail(fault)
+    failed.append(True)
+    raise NotData
 
 
 def ask(verb: str, target: list, arguments=(), named=()) -> list:
@@ -159,13 +166,10 @@ def ask(verb: str, target: list, arguments=(), named=()) -> list:
     The verb is "look", "call" or "make"; the target a name in the answer, or the number of an object, then
     perhaps attributes. Raises the Exception that the answer raised, and NotData if it replied anything else.
     """
-    try:
-        request = [verb, target, encode(list(arguments)), encode(dict(named))]
-    except NotData as error:
-        fail(f"hands a value of type {error} to the answer")
     out, lines, most = wire
     raised = None
     try:
+        request = [verb, target, encode(list(arguments)), encode(dict(named))]
         print(json.dumps(request), file=out, flush=True)
         verdict, *parts = json.loads(lines.readline(most))
         if verdict != "error":
@@ -175,20 +179,27 @@ def ask(verb: str, target: list, arguments=(), named=()) -> list:
         # Not SystemExit, which would end the checker, nor StopIteration, which would end a test's loop early.
         if issubclass(kind, Exception) and (kind is not StopIteration or target[-1] == "__next__"):
             raised = kind.__new__(kind, text)  # calling some kinds takes other arguments
-    except Exception:  # cut off, too long, not JSON, no plain data
+    except (Exception, NotData):  # not plain data; or the reply is cut off, too long, not JSON
         pass
     if raised is None:
         fail()
     raise raised
 
 
-def look(target: list, calls: bool = True):
-    """What the tests get for `target`: plain data, a class, or a function, callable if `calls`."""
+def look(target: list):
+    """What the tests get for `target`: plain data, or what stands for a function or a class."""
     verdict, value, *_ = ask("look", target)
     if verdict != "callable":
         return value
-    is_class = len(target) == 1 and target[0][:1].isupper()  # by its name
-    return Class(target) if is_class else Function(target, calls)
+    if len(target) == 1 and target[0][:1].isupper():  # a class, by its name
+        return Class(target[0], (Object,), {"__slots__": ()})
+
+    def function(*arguments, **named):
+        return call(target, *arguments, **named)
+
+    function.__name__ = function.__qualname__ = target[-1]
+    function.__module__, function.__signature__ = "answer", "unknown"  # inspect refuses the second
+    return function
 
 
 def call(target: list, /, *arguments, **named):
@@ -204,107 +215,74 @@ def call(target: list, /, *arguments, **named):
     return value
 
 
-def place_of(remote) -> tuple[list, bool]:
-    """The target that `remote` refers to, and whether tests may call it."""
-    return object.__getattribute__(remote, "_place")
+class Class(type):
+    """What stands for one of the answer's classes, or for a name that should be one."""
 
+    def __getattr__(cls, name):
+        return look([cls.__name__, name])
 
-class Remote:
-    """A proxy for an object that a test made; with its OPERATIONS, a separate class."""
-
-    def __init__(self, target: list, calls: bool = True):
-        object.__setattr__(self, "_place", (target, calls))
-
-    def __getattribute__(self, name):
-        if name == "__class__":
-            return type(self)
-        return look([*place_of(self)[0], name], calls=type(self) is not Function)
-
-    __setattr__ = __delattr__ = _failing("sets an attribute of the answer's object")
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = _failing(
-        "compares the answer's object, or takes it for true"
-    )
-
-
-_refuse = _failing("asks the answer's function or class for more than its attributes")
-
-
-class Closed(type):
-    """The metaclass of Function and Class, so a test doesn't see our attributes."""
-
-    __getattribute__ = __eq__ = __hash__ = __repr__ = _refuse
-
-
-class Function(Remote, metaclass=Closed):
-    """A proxy for one of the answer's functions or methods. Its attributes come from the answer, as data."""
-
-    def __getattribute__(self, name):
-        if name != "__class__":
-            return Remote.__getattribute__(self, name)
-        kinds = {"function": type(fail), "type": type}  # the others have no name here
-        own = look([*place_of(self)[0], "__class__", "__name__"])  # whatever the answer makes of it
-        return kinds.get(str(own)) or _refuse()
-
-    def __call__(self, /, *arguments, **named):
-        target, calls = place_of(self)
-        return call(target, *arguments, **named) if calls else _refuse()
-
-    __hash__ = __repr__ = __dir__ = __reduce_ex__ = _refuse
-
-
-class Class(Function):
-    """A proxy for one of the answer's classes, or for a name that should be one."""
-
-    def __call__(self, /, *arguments, **named):
-        target, _ = place_of(self)
-        verdict, *values = ask("make", target, arguments, named)
+    def __call__(cls, /, *arguments, **named):
+        verdict, *values = ask("make", [cls.__name__], arguments, named)
         if verdict != "made":
             return values[0]
 
-        def operation(name):
-            return lambda made, /, *a, **named: call([*place_of(made)[0], name], *a, **named)
+        number = next(numbers)
 
-        operations = {name: operation(name) for name in OPERATIONS if name in values}
-        return type(target[0], (Remote,), operations)([next(numbers)])
+        def operation(name):
+            return lambda made, /, *a, **named: call([number, name], *a, **named)
+
+        defined = {name: operation(name) for name in OPERATIONS if name in values}
+        made = object.__new__(Class(cls.__name__, (cls,), defined | {"__slots__": ()}))
+        object.__setattr__(made, "_number", number)
+        return made
+
+
+class Object:
+    """What stands for an object that a test made."""
+
+    __slots__ = ("_number",)
+
+    def __getattr__(self, name):
+        return look([self._number, name])
+
+    __setattr__ = __delattr__ = __bool__ = __reduce_ex__ = fail
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = fail
 
 
 class Builtins(dict):
-    """The builtins, except names the answer defines."""
+    """The builtins, except names that the answer should define, and the library's names."""
+
+    names = ()  # those of the answer, in the tests
 
     def __missing__(self, name):
-        fail()  # a NameError could pass for the error a test expects
+        found = None if name in self.names else library(name)
+        return fail() if found is None else found  # a NameError could pass for the error a test expects
 
 
-def check(tests, names, helpers, requests: int, replies: int, most: int) -> None:
-    """Runs the statements and prints a line for each: "1" (a test that passed), "0" (failed), "-" (no test).
+def check(tests, names, requests: int, replies: int, most: int) -> None:
+    """Runs the statements and prints a line for each test: "1" if it passed, else "0".
 
-    The line also says if no answer could pass. If the answer defines none of the names, nothing is printed.
-    A preparing statement that fails ends the run, since later tests would see stale values. `tests`, `names`
-    and `helpers` are from `code_grading.read_statements`; a reply has at most `most` characters.
+    If the answer defines none of the names, nothing is printed. A preparing statement that fails ends the
+    run, since later tests would see stale values. `tests` and `names` are from
+    `code_grading.read_statements`; a reply has at most `most` characters.
     """
     wire[:] = open(requests, "w"), open(replies), most  # noqa: SIM115
+    Builtins.names = names
     ours = Builtins({name: value for name, value in vars(builtins).items() if name not in names})
     namespace = {"__name__": "__main__", "__builtins__": ours}
-    for name, (module, attribute) in helpers.items():
-        found = importlib.import_module(module)
-        namespace[name] = getattr(found, attribute) if attribute else found
-    lacking = 0
     for name, theirs in names.items():
-        try:
+        with contextlib.suppress(BaseException):  # the answer doesn't define it
             namespace[name] = look([theirs])
-        except BaseException:  # the answer doesn't define it
-            lacking += 1
     with open(os.dup(1), "w") as out:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # tests may print
-        for statement, is_test in tests if lacking < len(names) else ():
-            faults.clear()
+        for statement, is_test in tests if len(namespace) > 2 else ():
+            failed.clear()
             try:
                 exec(compile(statement, "tests.py", "exec"), namespace)
-                passed = not faults  # a test may have caught it
+                passed = not failed  # a test may have caught it
             except BaseException:
                 passed = False
-            fault = next(filter(None, faults), "")
-            reason = f"{fault}: {statement}".replace("\n", " ") if fault else ""
-            print(f"{passed:d}" if is_test else "-", reason, file=out, flush=True)
-            if not (is_test or passed):
+            if is_test:
+                print(f"{passed:d}", file=out, flush=True)
+            elif not passed:
                 break

@@ -25,10 +25,8 @@ def refused_calls() -> list[list[str]]:
     return [row.split() for line in _REFUSED for row in line.split(",") if row.strip()]
 
 
-def seccomp_filter() -> bytes | None:
-    """The filter as classic BPF, 8 bytes per instruction; None where the system call numbers are unknown."""
-    if sys.platform != "linux" or os.uname().machine not in MACHINES:
-        return None
+def seccomp_filter() -> bytes:
+    """The filter for one of MACHINES as classic BPF, 8 bytes per instruction."""
     column, machine = MACHINES[os.uname().machine]
     # An instruction: opcode, instructions to skip if true, to skip if false, constant.
     load, equal, at_least, any_bit, answer = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -74,23 +72,14 @@ for name, value in settings["limits"].items():
     number = getattr(resource, "RLIMIT_" + name)
     hard = resource.getrlimit(number)[1]
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    try:
-        resource.setrlimit(number, (value, value))
-    except (OSError, ValueError):
-        if sys.platform == "linux":  # macOS has no limit on memory
-            raise
-with open(settings["program"], encoding="utf-8") as file:
-    text = file.read()
+    resource.setrlimit(number, (value, value))
+text = open(settings["program"], encoding="utf-8").read()
 os.write(2, b"ready\\n")
 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 sys.argv = ["answer.py"]
 main = sys.modules["__main__"] = type(sys)("__main__")
 exec(compile(text, "answer.py", "exec"), main.__dict__)
 """
-
-
-def _python(settings: dict) -> list[str]:
-    return [settings["python"], "-I", "-S", "-X", "utf8", "-c", f"settings = {settings!r}\n{_INSIDE}"]
 
 
 # ---------------------------------------------------------------- isolation
@@ -120,21 +109,16 @@ def _read_only_paths(python: str) -> list[str]:
     return [p for p in paths if not any(p.startswith(other.rstrip("/") + "/") for other in paths)]
 
 
-def _own_mounts(more: int = 0) -> None:
-    """Gives this process its own mount namespace, and the namespaces of the CLONE_* flags in `more`."""
+def _own_namespaces() -> None:
+    """Gives this process its own mounts, process ids, network, queues and host name."""
     uid, gid = os.geteuid(), os.getegid()
-    os.unshare(os.CLONE_NEWNS | more | (os.CLONE_NEWUSER if uid else 0))
+    own = os.CLONE_NEWNS | os.CLONE_NEWPID | os.CLONE_NEWNET | os.CLONE_NEWIPC | os.CLONE_NEWUTS
+    os.unshare(own | (os.CLONE_NEWUSER if uid else 0))
     maps = {"setgroups": "deny", "uid_map": f"{uid} {uid} 1", "gid_map": f"{gid} {gid} 1"} if uid else {}
     for name, text in maps.items():
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
     _call("mount", "none", "/", None, _MS_REC | _MS_PRIVATE, None)
-
-
-def _mount_in_memory(folder: str, size: int) -> None:
-    """A folder of `size` bytes and 1,024 files; unlimited empty ones would fill the kernel's memory."""
-    options = f"size={size},nr_inodes=1024,mode=777"
-    _call("mount", "tmpfs", folder, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
 
 
 def _make_root(folder: str, size: int, python: str) -> None:
@@ -152,35 +136,12 @@ def _make_root(folder: str, size: int, python: str) -> None:
     attributes = struct.pack("=QQQQ", _READ_ONLY_NOSUID_NODEV, 0, 0, 0)
     _call("syscall", _SYS_MOUNT_SETATTR, _AT_FDCWD, folder, _AT_RECURSIVE, attributes, len(attributes))
     _call("mount", "/dev/null", folder + "/dev/null", None, _MS_BIND, None)  # a device, so after nodev
-    _mount_in_memory(folder + HOME, size)
+    options = f"size={size},nr_inodes=1024,mode=777"  # unlimited empty files would fill the kernel's memory
+    _call("mount", "tmpfs", folder + HOME, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
     os.chdir(folder)
     _call("pivot_root", ".", ".")  # stacks the old root on the new one; unmount it
     _call("umount2", ".", _MNT_DETACH)
     os.chdir(HOME)
-
-
-def _bubblewrap(settings: dict) -> list[str]:
-    """The command that does with `bwrap` what `_make_root` does itself, and starts the program."""
-    filter_fd, end = os.pipe()
-    os.write(end, seccomp_filter())
-    os.set_inheritable(filter_fd, True)
-    # Real root doesn't need a user namespace, and in one its processes wouldn't be counted.
-    capabilities = ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-    user = ["--unshare-user"] if os.geteuid() else capabilities
-    command = ["bwrap", *user, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
-    command += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--seccomp", str(filter_fd)]
-    for path in [*_read_only_paths(settings["python"]), "/dev/null"]:
-        parts = path.split("/")[1:-1]
-        for depth in range(len(parts)):  # the answer's user can't enter those that bwrap makes
-            command += ["--perms", "0755", "--dir", "/" + "/".join(parts[: depth + 1])]
-        command += ["--dev-bind" if path == "/dev/null" else "--ro-bind", path, path]
-    try:  # bwrap's own --tmpfs has no limit of files
-        _own_mounts()
-        _mount_in_memory(settings["folder"], settings["disk"])
-        command += ["--bind", settings["folder"], HOME]
-    except OSError:  # on this machine bwrap may create namespaces, but we may not
-        command += ["--perms", "0777", "--size", str(settings["disk"]), "--tmpfs", HOME]
-    return [*command, "--chdir", HOME, "--remount-ro", "/", "--", *_python(settings)]
 
 
 def install(program: bytes) -> None:
@@ -197,11 +158,7 @@ def _become_the_program(settings: dict) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     os.chdir(settings["folder"])
-    if settings["protection"] == "bubblewrap":
-        command = _bubblewrap(settings)
-        os.execvp(command[0], command)
-    if sys.platform == "linux":
-        _call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if settings["protection"] == "namespaces":
         _make_root(settings["folder"], settings["disk"], settings["python"])
         # Process 1 stays ours. No process inside can kill it, and all others end with it.
@@ -211,10 +168,9 @@ def _become_the_program(settings: dict) -> None:
             os._exit(os.waitstatus_to_exitcode(ended[1]) & 0xFF)
     elif os.geteuid() == 0:
         os.chown(settings["folder"], settings["uid"], -1)
-    if (program := seccomp_filter()) is not None:
-        install(program)
-    command = _python(settings)
-    os.execv(command[0], command)
+    install(seccomp_filter())
+    inside = f"settings = {settings!r}\n{_INSIDE}"
+    os.execv(settings["python"], [settings["python"], "-I", "-S", "-X", "utf8", "-c", inside])
 
 
 def guard(settings: dict) -> int:
@@ -224,12 +180,11 @@ def guard(settings: dict) -> int:
     signal.signal(signal.SIGCHLD, lambda *_: None)  # ignored, the default, it is lost on some systems
     settings["uid"] = (1 << 30) + os.getpid()  # otherwise unused, and different for every answer
     if settings["protection"] == "namespaces":
-        _own_mounts(os.CLONE_NEWPID | os.CLONE_NEWNET | os.CLONE_NEWIPC | os.CLONE_NEWUTS)
-    if sys.platform == "linux":
-        _call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # adopt orphans
-        _call("prctl", _PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != settings["parent"]:  # it ended before prctl took effect
-            return 1
+        _own_namespaces()
+    _call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # adopt orphans
+    _call("prctl", _PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != settings["parent"]:  # it ended before prctl took effect
+        return 1
     child = os.fork()
     if child == 0:
         try:

@@ -14,13 +14,10 @@ import ast
 import builtins
 import concurrent.futures
 import contextlib
-import functools
-import importlib
 import itertools
 import json
 import os
 import re
-import symtable
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -28,20 +25,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from run.plain_text import shown
-from sandbox import box
+from sandbox import box, calls
 from task.grading import extract_answer
 
 ANSWER_SECONDS = 30.0  # wall-clock time for all tests of one answer; tests not reached by then fail
 BATCH_SECONDS = 300.0  # for all answers of a step; those not started by then score 0
 AT_ONCE = box.processors()  # answers in parallel; more would share processors and run into time limits
-
-# Modules whose names tests may use without an import. Not operator, or `add` would mean the library's.
-HELPERS = (
-    *("math", "collections", "itertools", "functools", "string", "heapq", "bisect", "copy"),
-    *("fractions", "decimal", "datetime", "statistics", "typing"),
-)
-OF_PACKAGES = {"approx", "np", "pd", "pytest", "raises", "torch"}  # packages' names; not installed here
 
 _FENCED = re.compile(r"^[ \t]*```[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
 
@@ -53,7 +42,7 @@ def extract_code(completion: str) -> str:
     return [text, *_FENCED.findall(text)][-1]
 
 
-def readable_tests(ground_truth, extra_info) -> list[tuple[str, str]] | tuple[list, dict, dict]:
+def readable_tests(ground_truth, extra_info) -> list[tuple[str, str]] | tuple[list, dict]:
     """Pairs of input and expected output, or what `read_statements` makes of assert statements.
 
     `ground_truth` is Python text with assert statements; a list of such texts, of [input, output] or of
@@ -89,11 +78,11 @@ def _parts(body: ast.AST | list[ast.stmt], kind: type) -> list:
     return [part for part in ast.walk(root) if isinstance(part, kind)]
 
 
-def _named(node: ast.AST) -> set[str]:
-    return {part.id for part in _parts(node, ast.Name)}
+def _named(body: ast.AST | list[ast.stmt], context: type | tuple = ast.expr_context) -> set[str]:
+    return {part.id for part in _parts(body, ast.Name) if isinstance(part.ctx, context)}
 
 
-def read_statements(tests: str, entry_point: str | None = None) -> tuple[list, dict, dict]:
+def read_statements(tests: str, entry_point: str | None = None) -> tuple[list, dict]:
     """Splits tests into statements, so each test passes or fails by itself.
 
     A test is a top-level statement that asserts, itself or through a function defined in `tests`, and uses
@@ -105,10 +94,8 @@ def read_statements(tests: str, entry_point: str | None = None) -> tuple[list, d
     name that neither `tests` nor Python nor its library defines.
 
     Returns:
-        (statements, names, library): list of (text, is_test) in order; names in the tests that are the
-        answer's, each with its name there; names used without an import that are the standard library's
-        (never the answer's own `math` or `isclose`), each with its module and its name there, or "".
-        ValueError if no answer could pass the tests.
+        (statements, names): list of (text, is_test) in order; names in the tests that are the answer's, each
+        with its name there. ValueError if no answer could pass the tests.
     """
     start = f"ground_truth={tests[:60]!r}"
     try:
@@ -131,95 +118,64 @@ def read_statements(tests: str, entry_point: str | None = None) -> tuple[list, d
     functions = {s.name: s for s in body if isinstance(s, ast.FunctionDef)}
     asserting = {name for name, function in functions.items() if _parts(function, ast.Assert)}
     body = _unfolded(body, functions, entry, names)
-    names, library = _owners(body, names, start)
+    names = _answers_names(body, names, start)
 
-    variables = {name.id for name in _parts(body, ast.Name) if isinstance(name.ctx, ast.Store)}
     touched = set(names)  # with what holds, or calls, something of the answer's
     statements = []
     for statement in body:
         is_definition = isinstance(statement, (ast.FunctionDef, ast.ClassDef))
         used = _named(statement)
         if touches := bool(used & touched):
-            touched |= {statement.name} if is_definition else used & variables
+            touched |= {statement.name} if is_definition else used & _named(body, ast.Store)
         asserts = bool(_parts(statement, ast.Assert) or used & asserting)
         text = ast.unparse(ast.fix_missing_locations(statement))
         statements.append((text, touches and asserts and not is_definition))
     if not any(is_test for _, is_test in statements):
         raise ValueError(f"{start}: no assert statement uses the answer")
-    return statements, names, library
+    return statements, names
 
 
 def _unfolded(body: list[ast.stmt], functions: dict, entry: ast.expr | None, names: dict) -> list[ast.stmt]:
-    """Inlines the body of `check`; adds its arguments to `names`."""
+    """Inlines the body of `check`, if `entry` is its argument; calls the functions of pytest."""
     check = functions.get("check")
-    if check and len(check.args.args) == 1 and not _parts(check, (ast.Return, ast.Yield, ast.Await)):
-        calls = {}  # by statement: the arguments of its call to check
-        for statement in body:
-            match statement:
-                case ast.Expr(ast.Call(ast.Name("check"), [given])):
-                    calls[statement] = given
-        if len(calls) > 1 or not (calls or entry):
-            raise ValueError("ground_truth: defines check(); call it once or give entry_point")
-        candidate = [*calls.values(), entry][0]
-        parameter = check.args.args[0].arg
-        bind = [ast.Assign([ast.Name(parameter, ast.Store())], candidate)]
-        if isinstance(candidate, ast.Name) and candidate.id not in _globals(body)[0]:
-            bind = []
-            names[parameter] = names[candidate.id] = names.get(candidate.id, candidate.id)
-            if _place(candidate.id, body) or hasattr(builtins, candidate.id):
-                del names[candidate.id]  # of `sum` only the parameter is the answer's
-        body = [s for s in body if s is not check and s not in calls] + bind + check.body
+    if check and entry and not _parts(check, (ast.Return, ast.Yield, ast.Await)):
+        call, parameter = f"check({ast.unparse(entry)})", check.args.args[0].arg
+        body = [s for s in body if s is not check and ast.unparse(s) != call]
+        if isinstance(entry, ast.Name):
+            names[parameter] = entry.id
+            if _is_pythons(entry.id):
+                del names[entry.id]  # of `sum` only the parameter is the answer's
+        else:
+            body.append(ast.Assign([ast.Name(parameter, ast.Store())], entry))
+        body += check.body
     tests = [name for name, f in functions.items() if name.startswith("test_") and not f.args.args]
     return body + [ast.Expr(ast.Call(ast.Name(name, ast.Load()), [], [])) for name in tests]
 
 
-def _owners(body: list[ast.stmt], names: dict[str, str], start: str) -> tuple[dict, dict]:
-    """Sorts the names that the statements use without defining them into the answer's and the library's."""
-    _, used = _globals(body)
-    places = {name: _place(name, body) for name in sorted(used - names.keys() - set(dir(builtins)))}
-    unknown = [name for name, place in places.items() if place is None]
-    foreign = [name for name in unknown if name in OF_PACKAGES]
-    if not (names or foreign):
-        could = unknown or list(places)  # gcd, and nothing else: the function under test
+def _is_pythons(name: str) -> bool:
+    return hasattr(builtins, name) or calls.library(name) is not None
+
+
+def _answers_names(body: list[ast.stmt], names: dict[str, str], start: str) -> dict[str, str]:
+    """Those of `names` that the statements use, or else the one name in them that isn't Python's."""
+    bound = _named(body, (ast.Store, ast.Del)) | {a.arg for a in _parts(body, ast.arg)}
+    bound |= {part.name for part in _parts(body, (ast.FunctionDef, ast.ClassDef, ast.ExceptHandler))}
+    for alias in _parts(body, ast.alias):
+        bound.add(alias.asname or alias.name.partition(".")[0])
+    used = sorted(_named(body, ast.Load) - bound)
+    unknown = [name for name in used if name not in names and not _is_pythons(name)]
+    if not names:
+        could = unknown or [name for name in used if not hasattr(builtins, name)]  # gcd, and nothing else
         if len(could) != 1:
             start += f": which of {', '.join(could)} is" if could else ": no name in it is"
             raise ValueError(f"{start} the answer's; give entry_point, and define or import the others")
-        names, unknown = {could[0]: could[0]}, []
-        del places[could[0]]
+        return {could[0]: could[0]}
     if unknown:
         raise ValueError(
-            f"{start}: {', '.join(foreign or unknown)} is neither defined there nor in Python's library; "
+            f"{start}: {', '.join(unknown)} is neither defined there nor in Python's library; "
             "define it, or add it to entry_point if the answer defines it"
         )
-    return {name: theirs for name, theirs in sorted(names.items()) if name in used}, places
-
-
-def _place(name: str, body: list[ast.stmt]) -> tuple[str, str] | None:
-    """The standard library's module, and its name there, that tests mean by `name`; None if there's none.
-
-    `copy` is the module where tests use its attributes, such as `copy.deepcopy`, and else the function.
-    """
-    attributes = {a.attr for a in _parts(body, ast.Attribute) if getattr(a.value, "id", None) == name}
-    modules = () if name.startswith("_") else map(importlib.import_module, HELPERS)
-    function = next((m.__name__ for m in modules if name in getattr(m, "__all__", vars(m))), None)
-    is_module = name in sys.stdlib_module_names
-    if is_module and (not function or (attributes and attributes <= {*dir(importlib.import_module(name))})):
-        return name, ""
-    return function and (function, name)
-
-
-def _globals(body: list[ast.stmt]) -> tuple[set[str], set[str]]:
-    """The global names that statements define, and those they use without defining them."""
-    top = symtable.symtable(ast.unparse(ast.fix_missing_locations(ast.Module(body, []))), "tests.py", "exec")
-    defined, used, tables = set(), set(), [top]
-    for table in tables:  # grows while it runs
-        tables += table.get_children()
-        for symbol in table.get_symbols():
-            if table is top and (symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()):
-                defined.add(symbol.get_name())
-            elif symbol.is_referenced() and (table is top or symbol.is_global()):
-                used.add(symbol.get_name())
-    return defined, used - defined
+    return {name: names[name] for name in used if name in names}
 
 
 def same_output(printed: str, expected: str) -> bool:
@@ -238,15 +194,9 @@ def _passes(code: str, given: str, expected: str, protection: str, deadline: flo
     return ended and process.returncode == 0 and same_output(printed, expected)
 
 
-@functools.cache
-def say_once(text: str) -> None:
-    """Prints a fault in the tests once, without stopping the training."""
-    print(shown(text), file=sys.stderr)
-
-
-def _verdicts(code: str, read: tuple[list, dict, dict], protection: str, deadline: float) -> list[bool]:
+def _verdicts(code: str, read: tuple[list, dict], protection: str, deadline: float) -> list[bool]:
     """Which assert statements, from `read_statements`, hold; False for those not reached."""
-    source = Path(box.__file__).with_name("calls.py").read_text()
+    source = Path(calls.__file__).read_text()
     asked, asks = os.pipe()
     replies, replied = os.pipe()
     checker = f"{source}\ncheck(*{(*read, asks, replies, box.OUTPUT_BYTES)!r})\n"
@@ -258,23 +208,18 @@ def _verdicts(code: str, read: tuple[list, dict, dict], protection: str, deadlin
             running = stack.enter_context(box.started(checker, protection, pass_fds=(asks, replies)))
             stack.enter_context(box.started(server, protection, pass_fds=(asked, replied)))
         printed, _ = box.output(*running, deadline)
-    passed = []
-    for line in printed.splitlines():
-        verdict, _, fault = line.partition(" ")
-        passed += [verdict == "1"] if verdict != "-" else []
-        if fault:
-            say_once(f"ground_truth: a test {fault:.200}: only plain data cross, so it counts as failed")
+    passed = [line == "1" for line in printed.splitlines()]
     return passed + [False] * (sum(is_test for _, is_test in read[0]) - len(passed))
 
 
 def compute_score(solution_str: str, ground_truth, extra_info: dict | None = None) -> float:
     """The share of tests that the program in a completion passes; see `verdicts`."""
-    passed = verdicts(solution_str, ground_truth, extra_info)
+    passed = [held for _, held in verdicts(solution_str, ground_truth, extra_info)]
     return sum(passed) / len(passed)
 
 
-def verdicts(solution_str: str, ground_truth, extra_info: dict | None = None) -> list[bool]:
-    """Which tests the program in a completion passes: one bool each, False for those not reached.
+def verdicts(solution_str: str, ground_truth, extra_info: dict | None = None) -> list[tuple[str, bool]]:
+    """Each test, in words, and whether the program in a completion passes it; False if it wasn't reached.
 
     "entry_point" in `extra_info` names the function under test, see `read_statements`. ValueError if the
     tests cannot be read, or this machine has no protection; RuntimeError if the sandbox cannot start.
@@ -283,8 +228,10 @@ def verdicts(solution_str: str, ground_truth, extra_info: dict | None = None) ->
     tests, code = readable_tests(ground_truth, extra_info), extract_code(solution_str)
     end = time.monotonic() + ANSWER_SECONDS
     if isinstance(tests, tuple):
-        return _verdicts(code, tests, protection, end)
-    return [time.monotonic() < end and _passes(code, *test, protection, end) for test in tests]
+        passed = _verdicts(code, tests, protection, end)
+        return list(zip((text for text, is_test in tests[0] if is_test), passed, strict=True))
+    passed = [time.monotonic() < end and _passes(code, *test, protection, end) for test in tests]
+    return [(f"input {x!r}, expected output {y!r}", held) for (x, y), held in zip(tests, passed)]
 
 
 def side_by_side(score: Callable[..., float], answers: Sequence, seconds: float, at_once: int) -> list[float]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from settings import UserError
 from task.grading import TAGS
 from task.questions import read_questions, read_validation
-from task.run_grader import THINK_TAGS
+from task.run_grader import THINK_TAGS, WANT_REASONING_TAGS, WANT_THINK_TAGS
 
 DAY = datetime.date(2024, 7, 26)  # for chat templates that print today's; Llama 3.1's own default
 WORD_JOINER = "\u2060"  # has no width
@@ -121,27 +121,20 @@ def with_prompts(
 def check_form(c, tokenizer, grader) -> None:
     """Checks that a well-formatted answer survives MODEL's tokenizer and chat template.
 
-    Encodes, decodes and grades the answer "1" in the rewards' format. UserError if a built-in reward of
-    `grader` gives less than for the original text. Prints if the chat template has another end of turn.
+    UserError if a built-in reward of `grader` couldn't be earned. Prints if the chat template has another end
+    of turn than the tokenizer.
     """
     tags, at = THINK_TAGS if grader.think_tags else TAGS, f"MODEL={c.MODEL}"
     prompt = to_prompt(tokenizer, "1", template=c.TEMPLATE, system_prompt=c.SYSTEM_PROMPT)
-    form = "{}1{}{}1{}".format(*tags)
-    opened = prompt.rstrip().endswith(tags[0])
-    ids = tokenizer.encode(form.removeprefix(tags[0]) if opened else form, add_special_tokens=False)
-    read = tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True)
-    texts = dict(prompts=[prompt] * 2, question=["1"] * 2, completions=[form, read], answer=["1"] * 2)
-    texts |= dict(data_source=["gsm8k"] * 2, extra_info=[""] * 2, completion_ids=[ids] * 2)
-    for name, file, reward in zip(grader.names, grader.files, grader.functions, strict=True):
-        built_in = file == "built in" and name != "episode_return"
-        written, paid = reward(**texts) if built_in else (0, 0)
-        if paid < written:
-            why = f"its tokenizer makes {read!r} of it"
-            if opened:
-                why = f"its chat template already writes {tags[0]}; take it out of chat_template"
-            elif dropped := [tag for tag in tags if tag not in read and tag in tokenizer.decode(ids)]:
-                why = f"{dropped[0]} is a special token, which decoding drops; make it an ordinary one"
-            raise UserError(f"{at}: not even {form} earns all of {name}: {why}, or take other REWARDS")
+    form, why = "{}1{}{}1{}".format(*tags), ""
+    read = tokenizer.decode(tokenizer.encode(form, add_special_tokens=False), skip_special_tokens=True)
+    names = [n for n, file in zip(grader.names, grader.files) if file == "built in" and n != "episode_return"]
+    if names and "".join(read.split()) != form:
+        why = f"its tokenizer makes {read!r} of {form}; make the tags tokens that aren't special"
+    elif prompt.rstrip().endswith(tags[0]) and (WANT_REASONING_TAGS | WANT_THINK_TAGS).intersection(names):
+        why = f"its chat template already writes {tags[0]}; take it out of chat_template"
+    if why:
+        raise UserError(f"{at}: no answer earns all of {', '.join(names)}: {why}, or take other REWARDS")
     try:
         turns = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "<answer>"}]
         after = chat(tokenizer, turns, add_generation_prompt=False).rpartition("<answer>")[2]

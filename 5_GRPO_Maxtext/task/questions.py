@@ -51,17 +51,18 @@ def parse_sources(spec: str, constant: str = "DATASET") -> list[tuple[str, float
     """
     sources, weighted = [], 0
     for part in spec.split(","):
-        name, colon, text = part.strip().rpartition(":")
+        name, colon, weight = part.strip().partition(":")
         try:
-            name, weight, weighted = (name, float(text), weighted + 1) if colon else (text, 1.0, weighted)
-        except ValueError:  # the colon is part of the name
-            name, weight = part.strip(), 1.0
-        if not 0 < weight < math.inf:
+            share = float(weight) if colon else 1.0
+        except ValueError:
+            share = math.nan
+        if not 0 < share < math.inf:
             raise UserError(f"{constant}={spec}: the weight of {name} is {weight}; use a number above 0")
         if not name or name in dict(sources):
             fault = f"{name} appears twice" if name else "it has an empty name"
             raise UserError(f"{constant}={spec}: {fault}; write each file once: a.jsonl:0.7,b.jsonl:0.3")
-        sources.append((name, weight))
+        sources.append((name, share))
+        weighted += bool(colon)
     if weighted not in (0, len(sources)):
         raise UserError(f"{constant}={spec}: give every source a weight, or none")
     return sources
@@ -132,29 +133,34 @@ def truth_text(value: Any) -> str:
         return value.decode() if isinstance(value, bytes) else value
 
     value = plain(value)
-    is_json = isinstance(value, (bool, int, float, list, dict))
-    return as_json(value) if is_json else str(value)
+    return as_json(value) if isinstance(value, (bool, int, float, list, dict)) else str(value)
 
 
-def to_question(row: Any) -> dict[str, str]:
+def to_question(row: Any, optional: bool = False) -> dict[str, Any]:
     """`question`, `answer` (the ground truth), `data_source` and `extra_info` (JSON, or empty), all texts.
 
-    `row` is from `read_file`, with either set of columns; ValueError says what is wrong with it.
+    `row` is from `read_file`, with either set of columns; ValueError says what is wrong with it. If
+    `optional`, the right answer and `data_source` are None where they're missing.
     """
     row = checked_object(row)
-    if "question" in row or not row.keys() & {"prompt", "ground_truth"}:
-        question, answer = checked_text(row, "question"), extract_hash_answer(checked_text(row, "answer"))
-        if answer is None:
-            raise ValueError("the answer does not end in '#### N'")
-        row = {"data_source": "gsm8k"} | row
+    if "ground_truth" in row:
+        row["ground_truth"] = truth_text(row["ground_truth"])
+    asked, given = "question", "answer"
+    if "question" not in row and row.keys() & {"prompt", "ground_truth"}:
+        asked, given = "prompt", "ground_truth"
+    question, hashed = checked_text(row, asked), extract_hash_answer(str(row.get("answer", "")))
+    if optional:
+        both = [hashed, row.get("ground_truth")]
+        answer = next(filter(None, both if asked == "question" else reversed(both)), None)
     else:
-        question = checked_text(row, "prompt")
-        row |= {name: truth_text(value) for name, value in row.items() if name == "ground_truth"}
-        answer = checked_text(row, "ground_truth")
-    return {
-        "question": question, "answer": answer, "data_source": checked_text(row, "data_source"),
-        "extra_info": as_json(row.get("extra_info")),
-    }  # fmt: skip
+        answer = checked_text(row, given)
+        if asked == "question":
+            answer, row = hashed, {"data_source": "gsm8k"} | row
+            if answer is None:
+                raise ValueError("the answer does not end in '#### N'")
+    task = None if optional and "data_source" not in row else checked_text(row, "data_source")
+    extra_info = as_json(row.get("extra_info"))
+    return {"question": question, "answer": answer, "data_source": task, "extra_info": extra_info}
 
 
 def interleave(parts: Iterable[list[dict[str, str]]]) -> list[dict[str, str]]:
@@ -163,7 +169,13 @@ def interleave(parts: Iterable[list[dict[str, str]]]) -> list[dict[str, str]]:
 
 
 def read_questions(
-    dataset: str, split: str, *, constant="DATASET", bad_rows="refuse", fault: Fault | None = None
+    dataset: str,
+    split: str,
+    *,
+    constant="DATASET",
+    bad_rows="refuse",
+    fault: Fault | None = None,
+    optional=False,
 ) -> tuple[list[dict[str, str]], str]:
     """Reads the questions and right answers of a DATASET.
 
@@ -172,6 +184,7 @@ def read_questions(
         split: "train" or "test"; ignored for a single file.
         bad_rows: "refuse" raises if rows cannot be used; "skip" prints them and leaves them out.
         fault: says what is wrong with a ground truth; None accepts all.
+        optional: whether right answers may be missing.
 
     Returns:
         Rows as from `to_question`, with `source` (the file), its `weight` and `line`, all texts, with the
@@ -190,19 +203,21 @@ def read_questions(
         part = parts.setdefault(source, [])
         for number, row in rows:
             try:
-                question = to_question(row)
-                if reason := fault and fault(*map(question.get, ("data_source", "answer", "extra_info"))):
+                question = to_question(row, optional)
+                task, answer, extra_info = map(question.get, ("data_source", "answer", "extra_info"))
+                if reason := fault and task and answer and fault(task, answer, extra_info):
                     raise ValueError(reason)
             except (ValueError, RecursionError) as error:
                 bad.append(f"{source}, row {number}: {error}")
             else:
                 part.append(question | {"source": source, "weight": str(weight), "line": str(number)})
+                part[-1] |= {"row": row} if optional else {}
     if bad:
         more = f"; and {len(bad) - SHOWN_BAD_ROWS:,} more" if len(bad) > SHOWN_BAD_ROWS else ""
         named = "; ".join(bad[:SHOWN_BAD_ROWS]) + more
         described = f"{constant}={dataset}: {len(bad):,} of {total:,} rows cannot be used: {named}"
         if bad_rows == "refuse":
-            raise UserError(f"{described}. Fix them, or set BAD_ROWS=skip")
+            raise UserError(f"{described}. Fix them" + ", or set BAD_ROWS=skip" * (not optional))
         print(shown(f"{described}. Left out (BAD_ROWS=skip)"))
     for source, part in parts.items():
         if not part:
@@ -239,15 +254,11 @@ def read_tfds_gsm8k(split: str, constant: str) -> tuple[list[tuple[int, Any]], s
 def say_overlap(rows: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
     """Prints how many questions two sets share that should have none in common."""
     texts = {use: [row["question"].strip() for row in rows.get(use, ())] for use in NAMES}
-    for use, other, harm in (
-        ("test", "train", "the test flatters a model that was trained on them"),
-        ("validation", "train", "they flatter it, too"),
-        ("validation", "test", "what is chosen by them is chosen by the test"),
-    ):
+    for use, other in (("test", "train"), ("validation", "train"), ("validation", "test")):
         known = set(texts[other])
         if count := sum(text in known for text in texts[use]):
             some = f"{count:,} of {len(texts[use]):,} {NAMES[use]}"
-            print(f"note: {some} are {NAMES[other]}, too, word for word; {harm}")
+            print(f"note: {some} are {NAMES[other]}, too, word for word, and flatter the model")
 
 
 def validation_file(source: str) -> Path | None:
@@ -271,19 +282,11 @@ def by_file(rows: list[dict[str, str]]) -> dict[str, list[dict[str, str]]]:
     return files
 
 
-def group_of(row: Mapping[str, str]) -> str:
-    """A key shared by questions that ask the same: `group` in `extra_info`, or else their words."""
-    extra_info = json.loads(row.get("extra_info") or "null")
-    group = extra_info.get("group") if isinstance(extra_info, dict) else None
-    return " ".join(row["question"].split()).casefold() if group is None else as_json([group])
-
-
 def hold_out(rows: list[dict[str, str]], validation: list[dict[str, str]], count: int):
     """Holds out `count` questions to ask during training, equally many from each source.
 
     A source without any in `validation`, from `read_validation`, holds out some of its training questions
-    `rows`, at most a tenth, sampled with a fixed seed. Questions with the same words, or the same `group` in
-    `extra_info`, stay together.
+    `rows`, at most a tenth, sampled with a fixed seed. Questions with the same words stay together.
 
     Returns:
         The held-out questions; the remaining training questions; and where the former came from, in words.
@@ -299,7 +302,7 @@ def hold_out(rows: list[dict[str, str]], validation: list[dict[str, str]], count
         else:
             groups, drawn, most = {}, set(), min(share, len(own) // 10)
             for i, row in enumerate(own):
-                groups.setdefault(group_of(row), []).append(i)
+                groups.setdefault(" ".join(row["question"].split()).casefold(), []).append(i)
             for group in random.Random(0).sample(list(groups.values()), len(groups)):
                 if len(drawn) + len(group) <= most:
                     drawn.update(group)
@@ -314,31 +317,10 @@ def read_inputs(name: str, fault: Fault | None = None) -> list[dict[str, Any]]:
     """Questions for a model, from a JSON, JSONL or Parquet file; right answers are optional.
 
     Returns:
-        Rows with `question`; `gold`, the right answer as text or None, and the same as `answer`;
-        `data_source` or None; `extra_info` (JSON, or empty); `source` and `line`, for messages; `row`, the
-        row as the file has it.
+        Rows as from `read_questions`, with `gold`, the same as `answer`, and `row`, as the file has it.
     """
-    rows = []
-    for number, row in read_file(find_path(name), "INPUT"):
-        try:
-            given = checked_object(row)
-            key = "question" if "question" in given else "prompt"  # as in `to_question`
-            question = checked_text(given, key)
-            task = checked_text(given, "data_source") if "data_source" in given else None
-            truth = truth_text(given.get("ground_truth", ""))
-            answer = extract_hash_answer(str(given.get("answer", "")))
-            gold = (answer or truth if key == "question" else truth or answer) or None
-            extra_info = as_json(given.get("extra_info"))
-            if reason := gold and task and fault and fault(task, gold, extra_info):
-                raise ValueError(reason)
-        except (ValueError, RecursionError) as error:
-            needed = "a row needs a text in 'question' or 'prompt', a right answer is optional"
-            raise UserError(f"INPUT={name}: line {number}: {error}; {needed}") from None
-        asked = {"question": question, "gold": gold, "answer": gold, "data_source": task, "row": row}
-        rows.append(asked | {"extra_info": extra_info, "source": name, "line": str(number)})
-    if not rows:
-        raise UserError(f"INPUT={name}: has no rows; give a file with at least one question")
-    return rows
+    rows, _ = read_questions(name, "test", constant="INPUT", fault=fault, optional=True)
+    return [row | {"gold": row["answer"]} for row in rows]
 
 
 # %% Batches ---------------------------------------------------------------------------------------------

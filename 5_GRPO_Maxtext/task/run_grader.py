@@ -110,12 +110,19 @@ class Grader:
         """Whether the rewards want <think> instead of the course's <reasoning>."""
         return not WANT_THINK_TAGS.isdisjoint(self.names)
 
+    @property
+    def by_world(self) -> bool:
+        """Whether only the environment rewards: then ending with a reward above 0 is right."""
+        return self.names == ("episode_return",)
+
     def score(self, completions, answer, data_source, extra_info, **columns) -> np.ndarray:
         """One score per completion, float [N]; 1 or more counts as right.
 
         Uses `compute_score` if it's one of the rewards; else 1 for exactly the right number in the answer
         tags, and 0 for anything else.
         """
+        if self.by_world:
+            return np.array([float(episode.right) for episode in completions])
         if "compute_score" in self.names:
             function = self.functions[self.names.index("compute_score")]
             given = {"answer": answer, "data_source": data_source, "extra_info": extra_info}
@@ -124,14 +131,16 @@ class Grader:
 
     def right_lenient(self, completions, answer, data_source, extra_info, **columns) -> np.ndarray:
         """Whether each one's last number is right, or `score` if the gold isn't a number: bool [N]."""
-        by_number = [parse_number(str(gold)) is not None for gold in answer]
+        by_number = [not self.by_world and parse_number(str(gold)) is not None for gold in answer]
         lenient = [grade_lenient(text, str(gold)) for text, gold in zip(completions, answer, strict=True)]
         if all(by_number):  # nothing to grade a second time
             return np.array(lenient)
         return np.where(by_number, lenient, self.score(completions, answer, data_source, extra_info) >= 1)
 
     def format_right(self, completion: str) -> bool:
-        """Whether the completion has the format the prompt asks for."""
+        """Whether the completion has the format the prompt asks for, or the environment ended it."""
+        if self.by_world:
+            return completion.terminated
         return format_ok(completion, THINK_TAGS if self.think_tags else TAGS)
 
     def votes(self, completions: Sequence[str], data_source: str | None = None) -> list[str | None]:
@@ -156,20 +165,6 @@ class Grader:
         cast = self.votes(completions, data_source)
         given = [vote for vote in cast if vote is not None]
         return cast.index(max(given, key=given.count)) if given else 0
-
-
-class WorldGrader(Grader):
-    """A grader for rewards that only the environment gives: ending with a reward above 0 is right."""
-
-    def score(self, completions, answer, data_source, extra_info, **columns) -> np.ndarray:
-        return np.array([float(episode.right) for episode in completions])
-
-    def right_lenient(self, completions, answer, data_source, extra_info, **columns) -> np.ndarray:
-        return self.score(completions, answer, data_source, extra_info) >= 1
-
-    def format_right(self, completion) -> bool:
-        """Whether the environment ended it, so it wasn't cut off."""
-        return completion.terminated
 
 
 def make_grader(rewards: str, reward_file: str, course: ModuleType, rows: Sequence[Mapping]) -> Grader:
@@ -205,8 +200,7 @@ def make_grader(rewards: str, reward_file: str, course: ModuleType, rows: Sequen
     if "compute_score" in names:
         known["compute_score"] = by_row(known["compute_score"], reward_file)
     files = tuple(Path(reward_file).name if name in own else "built in" for name in names)
-    kind = WorldGrader if names == ["episode_return"] else Grader
-    return kind(tuple(names), files, [guarded(name, known[name]) for name in names])
+    return Grader(tuple(names), files, [guarded(name, known[name]) for name in names])
 
 
 def place_of(error: BaseException) -> str:
@@ -216,6 +210,15 @@ def place_of(error: BaseException) -> str:
     return f" ({places[-1].filename}, line {places[-1].lineno})" if places else ""
 
 
+def called(what: str, function: Callable, *arguments, **named):
+    """Calls a function of the user's; an exception becomes a one-line UserError that begins with `what`."""
+    try:
+        return function(*arguments, **named)
+    except (Exception, SystemExit) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{what} {type(error).__name__}: {reason}; fix it{place_of(error)}") from error
+
+
 def load_file(path: Path, constant: str = "REWARD_FUNC") -> ModuleType:
     """Loads the user's file, which `constant` names, as a module; UserError if that fails."""
     spec = importlib.util.spec_from_file_location(f"own_{constant}", path)
@@ -223,12 +226,7 @@ def load_file(path: Path, constant: str = "REWARD_FUNC") -> ModuleType:
         raise UserError(f"{constant}={path}: not a Python file; give the path of one that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and pickle look a class's module up by name
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        reason = str(error).splitlines()[0] if str(error) else ""
-        fault = f"{constant}={path}: {type(error).__name__}: {reason}; fix it{place_of(error)}"
-        raise UserError(fault) from error
+    called(f"{constant}={path}:", spec.loader.exec_module, module)
     return module
 
 
@@ -246,10 +244,7 @@ def by_row(score: Callable[..., float], reward_file: str) -> Reward:
 
     def score_of(row: tuple[str, ...]) -> float:
         *texts, extra_info = row
-        value = score(**dict(zip(SCORE_ARGUMENTS, [*texts, json.loads(extra_info or "null")])))
-        if not isinstance(value, numbers.Real):
-            raise TypeError(f"returned {value!r:.60} for data_source {row[0]!r}, not a number")
-        return float(value)
+        return score(**dict(zip(SCORE_ARGUMENTS, [*texts, json.loads(extra_info or "null")])))
 
     def scores(prompts, completions, answer, data_source, extra_info, **kwargs) -> list[float]:
         columns = zip(data_source, completions, answer, extra_info, strict=True)
@@ -272,24 +267,19 @@ def guarded(name: str, reward_fn: Reward) -> Reward:
 
     @functools.wraps(reward_fn)
     def checked(prompts, completions, **columns):
-        try:
-            rewards = reward_fn(prompts=prompts, completions=completions, **columns)
-        except (Exception, SystemExit) as error:
-            raise UserError(
-                f"reward function {name} raised {type(error).__name__}: {error}; fix it{place_of(error)}"
-            ) from error
-        told = f"reward function {name} returned"
+        told, given = f"reward function {name}", dict(prompts=prompts, completions=completions)
+        rewards = called(f"{told} raised", reward_fn, **given, **columns)
         try:
             values = np.asarray(rewards).tolist()
         except ValueError:  # lists of different lengths
             values = None
         if not isinstance(values, list) or len(values) != len(completions):
             how_many = f"{rewards!r:.60} for {len(completions)} completions"
-            raise UserError(f"{told} {how_many}; return one number per completion")
+            raise UserError(f"{told} returned {how_many}; return one number per completion")
         for value, text in zip(values, completions):
             if not isinstance(value, numbers.Real) or not abs(value) <= MAX_REWARD:
                 remedy = f"return a number of at most {MAX_REWARD:.0e}"
-                raise UserError(f"{told} {value!r:.60} for completion {text!r}; {remedy}")
+                raise UserError(f"{told} returned {value!r:.60} for completion {text!r}; {remedy}")
         return list(map(float, values))
 
     checked.__name__ = name  # the log's column

@@ -23,10 +23,8 @@ the same message; the end-of-sequence token then ends the episode.
 import functools
 import itertools
 import numbers
-import signal
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -35,9 +33,8 @@ from tunix.rl.rollout.base_rollout import RolloutConfig, RolloutOutput
 from model import llama
 from settings import UserError, find_path
 from task.prompts import as_letters, chat
-from task.run_grader import MAX_REWARD, load_file, place_of
+from task.run_grader import MAX_REWARD, called, load_file
 
-WORLD_SECONDS = 10  # time limit of an environment for one answer
 WORDS = "<first>", "<action>", "<observation>"  # placeholders for messages in a chat template
 
 
@@ -74,28 +71,9 @@ def load(environment: str) -> type:
     return kind
 
 
-def in_time(environment: str, call: str, answer: Callable[[], Any]):
-    """Calls `answer`, the environment's `call`; an exception or WORLD_SECONDS make a one-line UserError."""
-
-    def end(number, frame):
-        raise TimeoutError(f"took more than {WORLD_SECONDS:g} s")
-
-    old = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, WORLD_SECONDS)
-    try:
-        return answer()
-    except (Exception, SystemExit) as error:
-        reason = " ".join(str(error).split())[:200]
-        fault = f"ENVIRONMENT={environment}: {call} raised {type(error).__name__}: {reason}; fix it"
-        raise UserError(f"{fault}{place_of(error)}") from error
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
-
-
-def ask_world(environment: str, call: str, answer: Callable[[], Any]):
-    """Calls `answer`, an environment's `reset` or `step`, and checks that it follows the interface."""
-    given = in_time(environment, call, answer)
+def ask_world(environment: str, call: str, method: Callable, *arguments):
+    """Calls an environment's `reset` or `step`, named `call`, and checks that it follows the interface."""
+    given = called(f"ENVIRONMENT={environment}: {call} raised", method, *arguments)
     given = (given, 0.0, False, False) if call == "reset" else given
     match given:
         case str(), numbers.Real(), bool() | np.bool_(), bool() | np.bool_() if abs(given[1]) <= MAX_REWARD:
@@ -131,8 +109,8 @@ class Walker:
         self.tokens, self.log_probs, self.turn, self.said, self.rewards = [], [], [], [], []
         self.action, self.fed = [], deque()
         self.over = self.terminated = False
-        self.world = in_time(c.ENVIRONMENT, "Environment()", load(c.ENVIRONMENT))
-        first, *_ = ask_world(c.ENVIRONMENT, "reset", lambda: self.world.reset(question, rng))
+        self.world = called(f"ENVIRONMENT={c.ENVIRONMENT}: Environment() raised", load(c.ENVIRONMENT))
+        first, *_ = ask_world(c.ENVIRONMENT, "reset", self.world.reset, question, rng)
         if first:
             self.hear(first, first)
         if self.over:
@@ -163,7 +141,7 @@ class Walker:
         text = self.tokenizer.decode(self.action, skip_special_tokens=True)
         self.said.append(text)
         self.action = []
-        answer = ask_world(self.c.ENVIRONMENT, "step", lambda: self.world.step(text))
+        answer = ask_world(self.c.ENVIRONMENT, "step", self.world.step, text)
         observation, reward, self.terminated, truncated = answer
         self.rewards.append(float(reward))
         self.over = self.terminated or truncated or len(self.rewards) == self.c.MAX_TURNS

@@ -28,22 +28,17 @@ def main(arguments: list[str]) -> None:
     if bool(c.ANSWER) != bool(c.TESTS):
         raise settings.UserError(f"ANSWER={c.ANSWER} TESTS={c.TESTS}: give both files to score, or neither")
     try:
-        print(f"protection: {box.describe(box.protection())}")
+        print(f"protection: {box.SENTENCES[box.protection()]}")
         files = [Path(path).read_text(encoding="utf-8") for path in (c.ANSWER, c.TESTS) if path]
-        passed = code_grading.verdicts(*files) if files else []
-        tests = code_grading.readable_tests(files[1], None) if files else []
+        verdicts = code_grading.verdicts(*files) if files else []
     except (ValueError, RuntimeError, OSError) as error:
         given = f"ANSWER={c.ANSWER} TESTS={c.TESTS}: " if c.ANSWER else ""
         raise settings.UserError(f"{given}{error}") from None
-    if passed:
-        print(f"score: {sum(passed) / len(passed):.3f}")
-    if isinstance(tests, tuple):
-        tests = [text for text, is_test in tests[0] if is_test]
-    else:
-        tests = [f"input {given!r}, expected output {expected!r}" for given, expected in tests]
-    for text, held in zip(tests, passed, strict=True):
+    if verdicts:
+        print(f"score: {sum(held for _, held in verdicts) / len(verdicts):.3f}")
+    for test, held in verdicts:
         if not held:
-            print(shown(f"failed: {text}"))
+            print(shown(f"failed: {test}"))
 
 
 if __name__ == "__main__":
