@@ -369,8 +369,8 @@ def largest(name: str, algorithm: str, arguments: Sequence[str]) -> tuple[list[d
     smallest batch that doesn't fit; before it come those that only fit without vLLM. `arguments` leave out
     BATCH_SIZE and, for a slice, NUM_GENERATIONS; there they have TRAIN_MICRO_BATCH_SIZE=0.
     """
-    machine, fitting, over = memory.machine_of(name), [], []
-    card = machine.kind in memory.CARDS
+    machine, fitting, over = named(name), [], []
+    card = machine.kind in CARDS
     for i in reversed(range(7)):  # 64 questions, or answers per chip, and fewer
         sizes = (f"BATCH_SIZE={2**i}",)
         if not card:
