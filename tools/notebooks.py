@@ -69,12 +69,14 @@ if any(here.get(name) != pins[name] for name in ("jax", "flax", "optax", "tyro")
 os.chdir(course)
 sys.argv = ["{script}", *ARGUMENTS]"""
 RESULT = """\
-from IPython.display import SVG, Image, display
+from IPython.display import SVG, Image, Markdown, display
 
 chosen = [argument.removeprefix("RUN_DIR=") for argument in ARGUMENTS if argument.startswith("RUN_DIR=")]
 results = [Path(folder) / "result.json" for folder in chosen] or Path("runs").rglob("result.json")
-for picture in sorted(max(results, key=os.path.getmtime).parent.glob("*.[ps][nv]g")):
-    display(Image(picture) if picture.suffix == ".png" else SVG(picture))"""
+kinds = {".png": Image, ".svg": SVG, ".md": Markdown}
+for path in sorted(max(results, key=os.path.getmtime).parent.iterdir()):
+    if path.suffix in kinds:
+        display(kinds[path.suffix](filename=path))"""
 
 
 def prose(text: str, page: Path):
