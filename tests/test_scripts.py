@@ -237,6 +237,15 @@ def test_ctrl_c_ends_with_130_and_one_line(capsys):
     assert stopped.value.code == 130 and capsys.readouterr().err.count("\n") == 2
 
 
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_runs_that_start_in_the_same_second_have_folders_of_their_own(folder, tmp_path, monkeypatch):
+    runs, constants = load(folder, "runs"), dataclasses.make_dataclass("C", [("RUN_DIR", str, "")])()
+    monkeypatch.setattr(runs, "RUNS", tmp_path)
+    folders = [runs.open_run("script", constants) for _ in range(24)]
+    assert set(folders) == set((tmp_path / "script").iterdir()) and len(set(folders)) == 24
+    assert all((path / "constants.json").exists() for path in folders)
+
+
 def test_a_script_that_is_stopped_writes_what_it_trained(tmp_path, monkeypatch):
     dqn, rows = load("2_Cart_Pole_DQN", "cart_pole_dqn"), []
     handler = signal.getsignal(signal.SIGINT)
