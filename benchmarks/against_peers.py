@@ -16,7 +16,6 @@ of their own, and CleanRL and purejaxrl are clones, which run as they are:
         PUREJAXRL=/tmp/purejaxrl/bin/python PUREJAXRL_CHECKOUT=/tmp/peers/purejaxrl \
         CLEANRL=/tmp/cleanrl/bin/python CLEANRL_CHECKOUT=/tmp/peers/cleanrl
     python benchmarks/against_peers.py 3_Pendulum ...           # the same options
-    python benchmarks/against_peers.py 3_Pendulum ... TRY=True  # 20,000 steps each; writes nothing
 
 CleanRL pins jax 0.4.8, whose jaxlib is no longer to be had; purejaxrl pins nothing and gets the versions of
 the day of its last commit.
@@ -48,7 +47,6 @@ import scipy.stats
 from machine import processor, write_csv
 
 HERE = Path(__file__).resolve().parent
-TRY_STEPS = 20_000
 ONE_THREAD = {
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
     "JAX_ENABLE_COMPILATION_CACHE": "false",  # each run compiles anew, as its first run did
@@ -115,15 +113,12 @@ def command(entry: Entry, seeds: list[int], options: dict[str, str]) -> list[str
     """The command line that trains some seeds of an entry."""
     python = options[entry.python] if entry.python else sys.executable
     arguments = list(entry.arguments)
-    if not entry.python:
-        if not entry.together:
-            arguments += [f"SEED={seeds[0]}", "NUM_SEEDS=1"]
-        arguments += [f"NUM_STEPS={TRY_STEPS}"] if "TRY" in options else []
-    else:
+    if entry.python:
         arguments.append(f"SEEDS={','.join(map(str, seeds))}")
         if checkout := options.get(f"{entry.python}_CHECKOUT"):
             arguments.append(f"CHECKOUT={checkout}")
-        arguments += [f"STEPS={TRY_STEPS}"] if "TRY" in options else []
+    elif not entry.together:
+        arguments += [f"SEED={seeds[0]}", "NUM_SEEDS=1"]
     return [python, str(HERE / "peers" / entry.script), *arguments]
 
 
@@ -206,8 +201,7 @@ def main() -> None:
         print(entry.who, seeds, shown, [round(value, 1) for value in result["eval_return"]], flush=True)
     order = expected(comparison)
     rows.sort(key=lambda row: order.index((row["who"], row["seed"])))
-    if "TRY" not in options:
-        write_csv(HERE / comparison.table, rows)
+    write_csv(HERE / comparison.table, rows)
     print(*table(rows), sep="\n")
 
 

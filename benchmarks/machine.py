@@ -21,17 +21,14 @@ def processor() -> str:
 
 
 def clocks() -> np.ndarray:
-    """Seconds of the wall, and of the processor in user and system mode, all threads: float64 [2].
-
-    Only differences mean anything.
-    """
+    """Seconds of the wall, and the processor's of all threads, float64 [2]; only differences count."""
     return np.array([time.perf_counter(), time.process_time()])
 
 
-def commit() -> str:
-    """Of this repository, in short; ends in -dirty where files are not as committed."""
+def commit(folder: Path = Path(__file__).parent) -> str:
+    """Of a repository, in short; ends in -dirty where files are not as committed."""
     words = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    return subprocess.check_output(words, cwd=Path(__file__).parent, text=True).strip()
+    return subprocess.check_output(words, cwd=folder, text=True).strip()
 
 
 def versions(*packages: str) -> str:

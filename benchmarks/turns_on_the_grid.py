@@ -119,11 +119,6 @@ def best(name: str, cell: tuple[int, int]) -> float:
     return max(OPTIMA[name][cell, move] for move in world.MOVES)
 
 
-def optimum(name: str) -> float:
-    """The optimal return, mean over the starts."""
-    return float(np.mean([best(name, start) for start in world.starts(name)]))
-
-
 def moves_of(question: str, text: str) -> Iterator[tuple[tuple[int, int], str]]:
     """Cell and move, "" for a word that is none, of each turn of an episode's text."""
     cell, said = world.read(question)[1], text.split("\n")
@@ -287,7 +282,9 @@ def table_of_price(curves: pd.DataFrame) -> None:
     for name in ("episode", "return to go"):
         for seed in VARIANTS[name][0]:
             rows = curves.query("variant == @name and seed == @seed")
-            good = rows.reward.rolling(3, min_periods=1).mean().to_numpy() >= 0.95 * optimum("")
+            good = rows.reward.rolling(3, min_periods=1).mean().to_numpy() >= 0.95 * np.mean(
+                [best("", s) for s in world.starts("")]
+            )
             if not good.any():
                 continue
             at = int(good.argmax())

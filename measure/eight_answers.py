@@ -1,7 +1,6 @@
 """A question, its eight answers in the first step of the main job, and the answers after training.
 
-    python measure/eight_answers.py              # runs the main job first: about two minutes
-    python measure/eight_answers.py RUN=folder   # takes a run of it with its default constants
+    python measure/eight_answers.py    # runs the main job first: about two minutes
 
 Writes 5_GRPO_Maxtext/assets/eight_answers.json, which the root README and measure/drawings.py show.
 """
@@ -34,13 +33,10 @@ def transcript(run: Path) -> dict:
 
 
 def main() -> None:
-    """Runs the main job, or takes RUN, and writes the file."""
-    given = [argument.removeprefix("RUN=") for argument in sys.argv[1:]]
+    """Runs the main job and writes the file."""
     with tempfile.TemporaryDirectory() as folder:
-        run = Path(given[0] if given else f"{folder}/run").resolve()
-        if not given:
-            job = [sys.executable, FOLDER / "grpo_llama3_1_8b_demo.py", f"RUN_DIR={run}"]
-            subprocess.run(job, check=True)
+        run = Path(folder, "run")
+        subprocess.run([sys.executable, FOLDER / "grpo_llama3_1_8b_demo.py", f"RUN_DIR={run}"], check=True)
         text = json.dumps(transcript(run), indent=1)
     (FOLDER / "assets" / "eight_answers.json").write_text(f"{text}\n")
 

@@ -223,10 +223,7 @@ reinforce_curve = of_log("3_Pendulum", "draw_reinforce_curve", "critic_baseline"
 
 def clipped_objective() -> plt.Figure:
     """PPO's objective against the ratio."""
-
-    def objective(ratio, advantage, epsilon):
-        return np.minimum(ratio * advantage, np.clip(ratio, 1 - epsilon, 1 + epsilon) * advantage)
-
+    objective = lambda ratio, A, eps: np.minimum(ratio * A, np.clip(ratio, 1 - eps, 1 + eps) * A)  # noqa: E731
     return of_chapter("3_Pendulum", "draw_clipped_objective", objective, 0.2)
 
 

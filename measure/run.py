@@ -4,6 +4,7 @@
     python -m measure.run ONLY=2_Cart_Pole_DQN                        # a chapter; or one product's path
     python -m measure.run MNIST_PATH=mnist.npz WORKERS=2              # all that's out of date: hours; resumes
     python -m measure.run PICTURES=True                               # only the pictures: half a minute
+    python -m measure.run CHECK=True ONLY=3_Pendulum                  # a row of each anew: still the same?
     python -m measure.run MARK=True                                   # marks in lock.json what's out of date
 
 A row of a study is a script with some constants, perhaps in a copy of its folder with a few lines replaced (a
@@ -12,6 +13,7 @@ hash of its code and constants, so Ctrl-C loses one run, and tables share runs.
 """
 
 import functools
+import io
 import itertools
 import json
 import os
@@ -25,10 +27,12 @@ import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,6 +45,7 @@ from measure import columns, drawings, lock, pictures
 PACKAGES = ("jax", "flax", "optax", "numpy", "google-tunix", "maxtext")
 PLACES = (ROOT, ROOT / "5_GRPO_Maxtext")  # of files and folders that a command names
 NOT_COLUMNS = {"args", "script", "patches", "zh"}  # of a row
+OF_THE_MACHINE = ["seconds", "compile_seconds", "seconds_of_all_seeds", "seconds_per_step", "date", "machine"]
 
 
 # %% What study.toml says -------------------------------------------------------------------------------
@@ -91,7 +96,7 @@ class Job:
 
     def rows(self) -> list[dict[str, Any]]:
         """The table's rows: text becomes the column `changed`; a list means one row per value."""
-        if "rows_from" in self.make:
+        if self.make.get("rows_from"):
             return getattr(columns, self.make["rows_from"])(*self.sources())
         rows = []
         for row in self.make.get("rows", []):
@@ -315,15 +320,26 @@ def listing(found: Sequence[tuple[Job, Path, str]]) -> str:
     return "\n".join([*lines, f"{len(found)} products are out of date: {sum(minutes.values()):.0f} minutes"])
 
 
-def record(job: Job, minutes: float) -> None:
-    """Writes a job's entries in lock.json."""
+def differs(job: Job, places: dict[str, str], store: Path) -> list[str]:
+    """The columns in which a table's first row, made anew, isn't the committed one's, rounding aside."""
+    first = replace(job, make={**job.make, "rows": job.rows()[:1], "rows_from": None})
+    perform_all(first.runs(), places, store, workers=1)
+    text = pd.DataFrame(table(first, store)).to_csv(index=False)
+    anew, old = pd.read_csv(io.StringIO(text)), pd.read_csv(job.products()[0], nrows=text.count("\n") - 1)
+    return [name for name in anew.columns.difference(OF_THE_MACHINE) if not (
+        np.allclose(anew[name], old[name], rtol=1e-9, equal_nan=True) if anew[name].dtype.kind == "f"
+        else anew[name].equals(old[name]))]  # fmt: skip
+
+
+def record(job: Job, minutes: float | None = None) -> None:
+    """Writes a job's entries in lock.json; without minutes it says that a row was checked with this code."""
     entries, (code, given) = lock.read(), job.hashes()
-    for path in job.products():
-        entries[str(path.relative_to(ROOT))] = {
-            "command": job.command(), "code": code, "given": given, "commit": commit(),
-            "versions": versions(*PACKAGES), "machine": processor(), "date": time.strftime("%Y-%m-%d"),
-            "minutes": round(minutes, 2),
-        }  # fmt: skip
+    today = {"commit": commit(), "date": time.strftime("%Y-%m-%d"), "machine": processor()}
+    for name in (str(path.relative_to(ROOT)) for path in job.products()):
+        now = today | {"minutes": minutes and round(minutes, 2), "versions": versions(*PACKAGES)}
+        before = {k: v for k, v in entries.get(name, {}).items() if k != "stale"} | {"checked": today}
+        new = {"command": job.command(), "code": code, "given": given}
+        entries[name] = (before if minutes is None else now) | new
     lock.write(entries)
 
 
@@ -344,8 +360,15 @@ def main(arguments: Sequence[str]) -> None:
     found = chosen(only := options.pop("ONLY", ""))
     if options.pop("PICTURES", "") == "True":
         found = [job for job in found if "draw" in job.make]
-    workers = int(options.pop("WORKERS", 1))
-    if options.pop("STALE", "") == "True":
+    workers, store = int(options.pop("WORKERS", 1)), ROOT / "runs" / "measure"
+    if options.pop("CHECK", "") == "True":
+        old = {id(job.make): job for job in (job for job, _, _ in stale(found)) if "columns" in job.make}
+        for job in old.values():
+            if changed := differs(job, options, store):
+                print(f"{job.products()[0].name}: other {', '.join(changed)}", flush=True)
+            else:
+                record(job)
+    elif options.pop("STALE", "") == "True":
         print(listing(stale(found)))
     elif options.pop("MARK", "") == "True":
         mark(jobs())
@@ -356,7 +379,7 @@ def main(arguments: Sequence[str]) -> None:
         for job in found:
             print(f"{job.command()}\n  -> {', '.join(job.make['files'])}", flush=True)
             try:
-                record(job, make(job, options, ROOT, ROOT / "runs" / "measure", workers))
+                record(job, make(job, options, ROOT, store, workers))
             except FileNotFoundError as error:
                 print(f"  left out: {error}")
 

@@ -14,6 +14,7 @@ takes some of the rows, 100*column is in percent. "{words}" is what the table `w
 """
 
 import json
+import operator as op
 import re
 import statistics
 import sys
@@ -62,12 +63,9 @@ def ends(rows: Rows, column: str, form: str) -> str:
 
 def count(rows: Rows, column: str, wanted: str) -> str:
     """How many rows of all have a value: `=500`, `>=475`, `=True`."""
-    if wanted.startswith(">="):
-        hits = sum(value >= float(wanted[2:]) for value in values(rows, column))
-    elif wanted == "=True":
-        hits = sum(row[column] == "True" for row in rows)
-    else:
-        hits = sum(value == float(wanted[1:]) for value in values(rows, column))
+    number = lambda text: float({"True": 1, "False": 0}.get(text, text))  # noqa: E731
+    sign, limit = re.fullmatch("(>?=)(.*)", wanted).groups()
+    hits = sum((op.ge if sign == ">=" else op.eq)(number(row[column]), number(limit)) for row in rows)
     return f"{hits} / {len(rows)}"
 
 
@@ -160,6 +158,9 @@ def measured_when(folder: Path, language: int) -> list[list[str]]:
     for name, entry in lock.read().items():
         if name.startswith(f"{folder.name}/") and name.endswith((".csv", ".json")):
             state = ("out of date", "已過時") if "stale" in entry else ("current", "最新")
+            if checked := "stale" not in entry and entry.get("checked"):
+                when = f"{checked['date']}, {checked['commit']}"
+                state = f"first row made anew, equal ({when})", f"第一列重做過，相同（{when}）"
             minutes = entry["minutes"]
             lines.append([
                 f"[`{Path(name).name}`]({name.removeprefix(folder.name + '/')})",

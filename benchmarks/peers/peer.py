@@ -7,7 +7,6 @@ object, see `finish`.
 
 import ast
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ import gymnasium
 import numpy as np
 
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent))
-from machine import clocks
+from machine import clocks, commit  # noqa: F401  (the scripts' too)
 
 
 def argument(name: str) -> str:
@@ -51,12 +50,6 @@ def trained(train: Callable, rngs: Any) -> tuple[Any, dict[str, float], float]:
     compile_seconds = clock.read()["seconds"]
     result = jax.block_until_ready(program(rngs))
     return result, clock.read(), compile_seconds
-
-
-def commit(checkout: Path) -> str:
-    """Of a clone, in short."""
-    words = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
-    return subprocess.check_output(words, text=True).strip()
 
 
 def config_of(path: Path) -> dict[str, Any]:
