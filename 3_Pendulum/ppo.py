@@ -28,24 +28,17 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from tensorflow_probability.substrates.jax import distributions as tfd
 
+import environments
 import pictures
 import runs
 import settings
 from environments import CART_POLE as ENV
-from environments import (
-    SOLVED,
-    EnvState,
-    Transition,
-    evaluate,
-    new_where_ended,
-    print_returns,
-    print_row,
-    quick_evaluate,
-)  # fmt: skip
+from environments import SOLVED, EnvState, Transition, evaluate, new_where_ended, quick_evaluate
 from settings import BelowOne, Count, Positive, PositiveOrInf, Probability, Seed, Size, TwoOrMore
 
 
@@ -178,11 +171,16 @@ SHOWN = ["episode_return", "eval_return", "explained_variance", "approx_kl", "cl
 
 
 def train(c: Constants) -> tuple[Agent, Log, float]:
-    """The agents [NUM_SEEDS, ...], the log [NUM_SEEDS, rows] and the seconds of compiling."""
-    return runs.train(
-        c, functools.partial(make_agent, c), functools.partial(learn_and_evaluate, c),
-        c.NUM_STEPS // c.EVAL_INTERVAL, functools.partial(print_row, c.NUM_STEPS, SHOWN),
-    )  # fmt: skip
+    """Trains all seeds, a row at a time: agents [NUM_SEEDS, ...], log [NUM_SEEDS, rows], compile seconds."""
+    agents, train_row, compile_seconds = runs.compile_row(
+        c, functools.partial(make_agent, c), functools.partial(learn_and_evaluate, c)
+    )
+    log = []
+    for index in runs.until_ctrl_c(range(c.NUM_STEPS // c.EVAL_INTERVAL)):
+        agents, row = train_row(agents, index)
+        log.append(jax.device_get(row))
+        environments.print_row(c.NUM_STEPS, SHOWN, log)
+    return agents, Log(*(np.stack(column, axis=1) for column in zip(*log))), compile_seconds
 
 
 def learn_and_evaluate(c: Constants, rng: jax.Array, agent: Agent, index: jax.Array) -> tuple[Agent, Log]:
@@ -373,7 +371,7 @@ def main(arguments: list[str]) -> dict[str, Any]:
     runs.write_log(run_dir, log, c.SEED)
     print(f"trained; now {c.EVAL_EPISODES} greedy episodes each")
     eval_return = evaluate(ENV, policy, agents.actor, c.EVAL_EPISODES).mean(axis=1)  # [NUM_SEEDS]
-    print_returns(c.SEED, eval_return, SOLVED)
+    environments.print_returns(c.SEED, eval_return, SOLVED)
     pictures.draw_ppo_curve(run_dir / "learning_curve.png", log)
     seconds = {"seconds": time.perf_counter() - started, "compile_seconds": compile_seconds}
     result = {"eval_return": eval_return.tolist(), "env_steps": log.env_step[:, -1].tolist()} | seconds

@@ -1,4 +1,4 @@
-"""What a run needs besides learning: its folder, its files, its loop. The same in folders 2 to 4."""
+"""What a run needs besides learning: its folder, its files, its program. The same in folders 2 to 4."""
 
 import csv
 import dataclasses
@@ -89,19 +89,15 @@ def write_log(folder: Path, log: Any, first_seed: int, **columns: str) -> None:
     events.close()
 
 
-def train(
-    c: Any, make_agent: Callable, learn_and_evaluate: Callable, num_rows: int, show: Callable, *data: Any,
-    shared: str = "count|step|env_step",
-) -> tuple[Any, Any, float]:  # fmt: skip
-    """Trains all seeds side by side, one row of the log at a time. Ctrl-C ends the training after a row.
+def compile_row(
+    c: Any, make_agent: Callable, learn: Callable, *data: Any, shared: str = "count|step|env_step"
+) -> tuple[Any, Callable, float]:
+    """New agents [NUM_SEEDS, ...]; (agents, index) -> (agents, row of the log), compiled; and the seconds.
 
-    For one seed, `make_agent` is rng -> agent, and `learn_and_evaluate` (rng, agent, index, *data) -> (agent,
-    row of the log); `show` gets the rows so far, each field [NUM_SEEDS]. Returns the agents [NUM_SEEDS, ...],
-    the log [NUM_SEEDS, rows] and the seconds of compiling.
-
-    Two details keep every digit of the published results, which came from one program with a loop over the
-    rows: a count that all seeds share (`shared`, a regular expression) stays one number, and the row is a
-    loop of one round whose length XLA doesn't know.
+    For one seed, `make_agent` is rng -> agent, and `learn` (rng, agent, index, *data) -> (agent, row). Two
+    details keep every digit of the published results, which came from one program with a loop over the rows:
+    a count that all seeds share (`shared`, a regular expression) stays one number, and the row is a loop of
+    one round whose length XLA doesn't know.
     """
     rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
     agents = jax.jit(jax.vmap(make_agent))(rngs)
@@ -110,7 +106,7 @@ def train(
 
     def all_seeds(rngs, agents, index, rounds, data):
         def one_seed(rng, leaves):
-            one_round = lambda _, carry: learn_and_evaluate(rng, carry[0], index, *data)  # noqa: E731
+            one_round = lambda _, carry: learn(rng, carry[0], index, *data)  # noqa: E731
             agent = tree.unflatten(leaves)
             row = jax.tree.map(jnp.zeros_like, jax.eval_shape(one_round, 0, (agent,))[1])
             return jax.lax.fori_loop(0, rounds, one_round, (agent, row))
@@ -118,14 +114,10 @@ def train(
         leaves = [x[0] if one else x for x, one in zip(jax.tree.leaves(agents), is_shared)]
         return jax.vmap(one_seed, in_axes=(0, [None if one else 0 for one in is_shared]))(rngs, leaves)
 
-    started, log = time.perf_counter(), []
-    train_row = jax.jit(all_seeds).lower(rngs, agents, 0, 1, data).compile()
-    compile_seconds = time.perf_counter() - started
-    for index in until_ctrl_c(range(num_rows)):
-        agents, row = train_row(rngs, agents, index, 1, data)
-        log.append(jax.device_get(row))
-        show(log)
-    return agents, type(row)(*(np.stack(column, axis=1) for column in zip(*log))), compile_seconds
+    started = time.perf_counter()
+    program = jax.jit(all_seeds).lower(rngs, agents, 0, 1, data).compile()
+    seconds = time.perf_counter() - started
+    return agents, lambda agents, index: program(rngs, agents, index, 1, data), seconds
 
 
 def until_ctrl_c[T](items: Sequence[T]) -> Iterator[T]:
