@@ -268,7 +268,7 @@ def table_of_price(curves: pd.DataFrame) -> None:
     """Moves until 95 % of the optimum: chapter 1's table, and the language model."""
     Q_Learning = chapter_1()
     c = Q_Learning.Constants(GAMMA=GAMMA, NUM_EPISODES=4_000, LOG_EVERY=10)
-    lines = []
+    lines, enough = [], 0.95 * np.mean([best("", start) for start in world.starts("")])
     for seed in range(5):
         started = time.process_time()
         _, log, tables = Q_Learning.train(c, np.random.default_rng(seed))
@@ -282,9 +282,7 @@ def table_of_price(curves: pd.DataFrame) -> None:
     for name in ("episode", "return to go"):
         for seed in VARIANTS[name][0]:
             rows = curves.query("variant == @name and seed == @seed")
-            good = rows.reward.rolling(3, min_periods=1).mean().to_numpy() >= 0.95 * np.mean(
-                [best("", s) for s in world.starts("")]
-            )
+            good = rows.reward.rolling(3, min_periods=1).mean().to_numpy() >= enough
             if not good.any():
                 continue
             at = int(good.argmax())

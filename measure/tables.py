@@ -65,7 +65,8 @@ def count(rows: Rows, column: str, wanted: str) -> str:
     """How many rows of all have a value: `=500`, `>=475`, `=True`."""
     number = lambda text: float({"True": 1, "False": 0}.get(text, text))  # noqa: E731
     sign, limit = re.fullmatch("(>?=)(.*)", wanted).groups()
-    hits = sum((op.ge if sign == ">=" else op.eq)(number(row[column]), number(limit)) for row in rows)
+    holds = op.ge if sign == ">=" else op.eq
+    hits = sum(holds(number(row[column]), number(limit)) for row in rows if column in row)
     return f"{hits} / {len(rows)}"
 
 

@@ -164,7 +164,7 @@ def committed_peaks(c, hf, name: str) -> tuple[float, float]:
     """
     found: dict[str, list[float]] = {}
     for row in (row for file in FIT_FILES for row in fit_rows(file) if row["peak"]):
-        if (row["machine"], row["algorithm"]) == (name, "GRPO"):
+        if (row["machine"], row["algorithm"]) == (name, "GRPO") and row["program"] != "vllm":
             found.setdefault(row["constants"], []).append(float(row["peak"]))
     least, most = 0.0, math.inf
     kind, batch = kind_and_batch(c)
