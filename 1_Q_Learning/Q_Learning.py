@@ -41,16 +41,16 @@ class Constants:
     GOAL_REWARD: Positive = 100.0  # for the move that reaches the goal, instead of STEP_REWARD
     STEP_REWARD: Negative = -1.0  # for every other move, bumping into a wall included
     # --- learning
-    ALPHA: Share = 0.1  # step size: share of the TD error that one visit corrects; 1.0 believes it whole
-    GAMMA: Share = 0.99  # discount; below 1 a short way is worth more
+    ALPHA: Share = 0.1  # step size: share of the TD error that one visit corrects; 1.0: all of it
+    GAMMA: Share = 0.99  # discount per move; below 1, a short way is worth more than a long one
     NUM_EPISODES: Count = 20_000  # each from the start to the goal, or to the step limit
-    MAX_STEPS_PER_EPISODE: Count = 100  # then the episode is truncated: cut off, not over
+    MAX_STEPS_PER_EPISODE: Count = 100  # then the episode is truncated, which is not a termination
     # --- exploration: the probability of a random action falls linearly, then stays
-    EPSILON_START: Probability = 1.0  # 1: nothing but random moves
-    EPSILON_END: Probability = 0.01  # 0: no exploration any more
+    EPSILON_START: Probability = 1.0  # probability of a random action at first; 1: all moves are random
+    EPSILON_END: Probability = 0.01  # ... and in the end; 0: no exploration at the end
     DECAY_EPISODES: Count = 10_000  # episodes from EPSILON_START to EPSILON_END
     # --- the run
-    SEED: Seed = 0  # draws the exploration, the only randomness here
+    SEED: Seed = 0  # seed of the exploration, the only randomness here
     LOG_EVERY: Count = 50  # episodes averaged into one row of log.csv
     PRINT_EVERY: CountOrOff = 40  # rows of log.csv per printed line; 0: prints none
     RUN_DIR: str = ""  # empty: runs/Q_Learning/<time>

@@ -54,16 +54,16 @@ class Constants:
     # --- collecting: one rollout is NUM_ENVS * ROLLOUT_STEPS steps, learned from and thrown away
     NUM_STEPS: Count = 100_000  # environment steps of each seed, all its environments together
     NUM_ENVS: Size = 8  # environments of each seed, side by side
-    ROLLOUT_STEPS: Count = 125  # steps of each environment in a rollout; an episode may go on in the next
+    ROLLOUT_STEPS: Count = 125  # steps of each environment in a rollout
     # --- judging
-    GAMMA: BelowOne = 0.98  # discount; horizon 1 / (1 - GAMMA), about 50 steps: a swing-up
-    GAE_LAMBDA: Probability = 0.85  # 0: trust the critic after one step; 1: only what was earned
+    GAMMA: BelowOne = 0.98  # discount; horizon 1 / (1 - GAMMA), about 50 steps, as long as a swing-up
+    GAE_LAMBDA: Probability = 0.85  # 0: trust the critic after one step; 1: trust only the rewards (no GAE)
     NORMALIZE_ADVANTAGES: bool = True  # to mean 0 and standard deviation 1, in each mini-batch
     # --- learning
     ACTOR_LEARNING_RATE: Positive = 1e-3  # Adam's, at the first gradient step
     CRITIC_LEARNING_RATE: Positive = 3e-3  # the critic must keep up with the policy; 1e-3 is too slow
     LEARNING_RATE_END: Probability = 0.0  # share of both rates left at the last gradient step; 1: no decay
-    MAX_GRAD_NORM: PositiveOrInf = 0.5  # longer gradients are shortened to this, for each network on its own
+    MAX_GRAD_NORM: PositiveOrInf = 0.5  # gradient clipping by global norm, for each network on its own
     NUM_EPOCHS: Size = 10  # passes over each rollout
     MINIBATCH_SIZE: TwoOrMore = 50  # steps in one gradient step
     # --- clip and KL penalty: both keep the new policy near the one that collected the rollout
@@ -73,12 +73,12 @@ class Constants:
     HIDDEN_SIZE: Size = 64  # width of the two hidden layers of each network
     SCALE_OBSERVATIONS: bool = True  # divide by ENV.observation_scale: all numbers reach about 1
     SIGMA_START: Positive = 2.0  # initial standard deviation of the torque, N m; the limits are +-2
-    SIGMA_MIN: Positive = 0.05  # N m; near 0 a small step of the mean makes a huge ratio
+    SIGMA_MIN: Positive = 0.05  # newton metres; as sigma goes to 0, a small step of the mean makes any ratio
     # --- the run
     SEED: Seed = 0  # of the first seed
     NUM_SEEDS: Size = 10  # SEED, SEED + 1, ...: trained side by side by jax.vmap
-    EVAL_INTERVAL: Count = 5_000  # environment steps between looks at the greedy policy during training
-    EVAL_EPISODES: Count = 100  # greedy episodes of each seed after training, on Gymnasium's own
+    EVAL_INTERVAL: Count = 5_000  # environment steps between evaluations of the greedy policy during training
+    EVAL_EPISODES: Count = 100  # greedy episodes per seed after training, on Gymnasium's own Pendulum-v1
     RUN_DIR: str = ""  # empty: runs/pendulum/<time>
 
     def __post_init__(self):

@@ -50,10 +50,10 @@ class Constants:
     # --- collecting: one rollout is NUM_ENVS * ROLLOUT_STEPS steps, learned from and thrown away
     NUM_STEPS: Count = 100_000  # environment steps of each seed, all its environments together
     NUM_ENVS: Size = 8  # environments of each seed, side by side
-    ROLLOUT_STEPS: Count = 125  # steps of each environment in a rollout; an episode may go on in the next
+    ROLLOUT_STEPS: Count = 125  # steps of each environment in a rollout
     # --- judging
     GAMMA: BelowOne = 0.99  # discount; horizon 1 / (1 - GAMMA), about 100 steps
-    GAE_LAMBDA: Probability = 0.95  # 0: trust the critic after one step; 1: only what was earned
+    GAE_LAMBDA: Probability = 0.95  # 0: trust the critic after one step; 1: trust only the rewards (no GAE)
     NORMALIZE_ADVANTAGES: bool = True  # to mean 0 and standard deviation 1, in each mini-batch
     # --- learning
     ACTOR_LEARNING_RATE: Positive = 1e-3  # Adam's
@@ -67,8 +67,8 @@ class Constants:
     # --- the run
     SEED: Seed = 0  # of the first seed
     NUM_SEEDS: Size = 10  # SEED, SEED + 1, ...: trained side by side by jax.vmap
-    EVAL_INTERVAL: Count = 5_000  # environment steps between looks at the greedy policy during training
-    EVAL_EPISODES: Count = 100  # greedy episodes of each seed after training, on Gymnasium's own
+    EVAL_INTERVAL: Count = 5_000  # environment steps between evaluations of the greedy policy during training
+    EVAL_EPISODES: Count = 100  # greedy episodes per seed after training, on Gymnasium's own CartPole-v1
     RUN_DIR: str = ""  # empty: runs/ppo/<time>
 
     def __post_init__(self):

@@ -11,8 +11,12 @@ describes it for both languages:
 
 In a cell, {kind column format} is a figure of the line's rows. `@ column=value` (or !=, <=, >) at its end
 takes some of the rows, 100*column is in percent. "{words}" is what the table `words` says of the line's key.
+
+A table `constants:FILE:CLASS` has the constants of a dataclass, or of several (A+B). Its remarks are the
+comments beside them; the Chinese ones are written in the page.
 """
 
+import ast
 import json
 import operator as op
 import re
@@ -242,6 +246,27 @@ def transcript(folder: Path, language: int) -> list[list[str]]:
     return lines
 
 
+def constants(source: str, kinds: Sequence[str], old: str, language: int) -> list[list[str]]:
+    """The dataclasses `kinds` in a script's source; `old`, the table on the page, has the Chinese remarks."""
+    written = dict(re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", old, re.M))
+    blocks = [node for node in ast.parse(source).body if getattr(node, "name", "") in kinds]
+    nodes = [node for block in blocks for node in block.body if isinstance(node, ast.AnnAssign)]
+    two = any(isinstance(node.value, ast.Call) for node in nodes)  # pair(laptop=..., tpu=...)
+    headings = ("constant laptop TPU remark", "常數 筆電 TPU 說明"), ("constant value remark", "常數 值 說明")
+    lines = [headings[not two][language].split()]
+    for node in nodes:
+        name, value = node.target.id, node.value
+        pair = [word.value for word in value.keywords] if isinstance(value, ast.Call) else [value] * (1 + two)
+        texts = [str(ast.literal_eval(each)).replace("\n", "\\n") or "empty" for each in pair]
+        texts = ["in the script" if len(text) > 70 else text for text in texts]
+        remark = source.encode().splitlines()[node.end_lineno - 1][node.end_col_offset :].decode().strip(" #")
+        if ast.unparse(node.annotation).startswith("Literal"):
+            remark += f"; one of {', '.join(map(str, ast.literal_eval(node.annotation.slice)))}"
+        remark = re.sub(r"\S*<\w+>\S*", r"`\g<0>`", remark)  # Markdown would take it for HTML
+        lines.append([f"`{name}`", *texts, written.get(name, remark) if language else remark])
+    return lines
+
+
 SPECIAL = {f.__name__: f for f in (
     measured_when, sixty_paired, group_sizes, peers, methods, transcript
 )}  # fmt: skip
@@ -263,8 +288,13 @@ def filled(page: Path) -> str:
 
     def table(found: re.Match) -> str:
         name = found[1]
-        make = SPECIAL.get(name)
-        lines = make(folder, language) if make else described(folder, pages[name], language)
+        if name.startswith("constants:"):
+            _, file, kinds = name.split(":")
+            lines = constants((folder / file).read_text(), kinds.split("+"), found[2], language)
+        elif name in SPECIAL:
+            lines = SPECIAL[name](folder, language)
+        else:
+            lines = described(folder, pages[name], language)
         return f"<!-- table {name} -->\n\n{markdown(lines)}\n\n<!-- end -->"
 
     return MARKED.sub(table, page.read_text())

@@ -1,9 +1,7 @@
 """What the READMEs say about the script is what the script says."""
 
-import ast
 import inspect
 import re
-import typing
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pandas as pd
 import pytest
 import scipy.stats
 from folders import load
+from measure import tables
 
 import constants
 import grpo_llama3_1_8b_demo as demo
@@ -27,20 +26,12 @@ SCRIPTS = [  # folder 5's have a dataclass
     for name in ("1_Q_Learning/Q_Learning", "2_Cart_Pole_DQN/cart_pole_dqn", "3_Pendulum/pendulum",
                  "3_Pendulum/ppo", "3_Pendulum/reinforce", "4_GRPO_MNIST/grpo_mnist")
 ]  # fmt: skip
+COLUMNS = [settings.defaults(demo.Constants, column) for column in ("laptop", "tpu")]
 
 
 def shown(value):
     """A constant's value as the tables write it."""
     return "empty" if value == "" else f"{value}".replace("\n", "\\n")
-
-
-def remarks(kind):
-    """The remark beside each constant, as --help prints it."""
-    text = settings.help_text(kind)
-    lines = text.splitlines()
-    nodes = [node for block in ast.parse(text).body for node in block.body if isinstance(node, ast.AnnAssign)]
-    ends = {node.target.id: lines[node.end_lineno - 1].encode()[node.end_col_offset :] for node in nodes}
-    return {name: end.decode().strip(" #") for name, end in ends.items()}
 
 
 def tables_of(folder, language, row):
@@ -50,33 +41,11 @@ def tables_of(folder, language, row):
 
 
 @pytest.mark.parametrize("language", pages.LANGUAGES)
-def test_the_constants_tables_equal_the_script(language):
-    """One table for each block of constants: names, order, both values, and the remark."""
-    row = r"^\| `([A-Z][A-Z0-9_]+)` \| ([^|]*) \| ([^|]*) \| ([^|]*) \|$"
-    laptop, tpu = (settings.defaults(demo.Constants, column) for column in ("laptop", "tpu"))
-    hints, said = typing.get_type_hints(demo.Constants), remarks(demo.Constants)
-    parts = [demo.Constants], [constants.Variants], [constants.Extras], [constants.Arrays, constants.Machine]
-    for rows, kinds in zip(tables_of(settings.HERE, language, row), parts, strict=True):
-        assert [name for name, *_ in rows] == [
-            name for kind in kinds for name in inspect.get_annotations(kind)
-        ]
-        for name, *values, remark in rows:
-            if name != "SYSTEM_PROMPT":  # too long for a table
-                assert values == [shown(laptop[name]), shown(tpu[name])], name
-            choices = ", ".join(map(str, typing.get_args(hints[name])))
-            assert remark.endswith(choices) and said[name], name
-            wanted = said[name] + (f"; one of {choices}" if choices else "")
-            assert language == "chinese" or remark.replace("`", "") == wanted
-
-
-@pytest.mark.parametrize("language", pages.LANGUAGES)
 @pytest.mark.parametrize(
     "script", [inference, convert_checkpoint, mesh_and_axis_rules, pass_at_k], ids=lambda s: s.__name__
 )
 def test_folder_5s_other_scripts_have_the_constants_of_their_tables(script, language):
     own = settings.defaults(script.Constants, "laptop")
-    said = remarks(script.Constants)
-    assert said.keys() == own.keys() and all(said.values())
     if script is inference:  # those that it takes over from a run are named in a sentence
         for name in (*inference.ASKING, *inspect.get_annotations(constants.Arrays)):
             assert f"`{name}`" in pages.text(settings.HERE, language)
@@ -85,14 +54,22 @@ def test_folder_5s_other_scripts_have_the_constants_of_their_tables(script, lang
     assert [(name, str(value)) for name, value in own.items()] in tables
 
 
-@pytest.mark.parametrize("language", pages.LANGUAGES)
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda s: s.__name__)
-def test_a_constants_table_equals_its_script(script, language):
-    folder = Path(script.__file__).parent
-    tables = tables_of(folder, language, r"^\| `([A-Z][A-Z0-9_]+)` \| ([^|]*) \| [^|]* \|$")
-    own = {name: shown(value) for name, value in asdict(script.Constants()).items()}
-    assert own in map(dict, tables)
-    assert len(tables) == sum(Path(other.__file__).parent == folder for other in SCRIPTS)
+@pytest.mark.parametrize("script", [*SCRIPTS, demo, constants], ids=lambda s: s.__name__)
+def test_a_pages_table_has_all_constants_of_its_script_with_defaults_and_remarks(script):
+    """`make pages` reads the source of a dataclass; here Python has read it."""
+    path = Path(script.__file__)
+    kinds, chinese = (
+        re.findall(rf"<!-- table constants:{path.name}:(\S+) -->", pages.text(path.parent, language))
+        for language in pages.LANGUAGES
+    )
+    rows = [row for kind in kinds for row in tables.constants(path.read_text(), kind.split("+"), "", 0)[1:]]
+    own = [asdict(script.Constants())] if script in SCRIPTS else COLUMNS
+    parts = [getattr(script, kind) for kind in "+".join(kinds).split("+")]
+    assert kinds == chinese and all(remark for *_, remark in rows)
+    assert [name for name, *_ in rows] == [f"`{x}`" for part in parts for x in inspect.get_annotations(part)]
+    for name, *values, _ in rows:
+        if name != "`SYSTEM_PROMPT`":  # too long for a table
+            assert values == [shown(column[name.strip("`")]) for column in own], name
 
 
 def test_a_paired_difference_and_its_interval():
