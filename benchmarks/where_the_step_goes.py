@@ -1,18 +1,15 @@
-"""Where the time of a GRPO step goes: the calls of a step, timed from inside, and the gradient's operations.
+"""Where the time of a GRPO step goes: the calls of a step, timed from inside.
 
     python benchmarks/where_the_step_goes.py [STEPS=12] [NAME=value ...]    # the main script's
 
 It trains as the main script does, with a clock around each call, and leaves out the first steps, which
 compile. The update is one compiled program; the loss and its gradient are also compiled on their own.
-What an operation of the gradient costs is from jax.profiler, what kind it is from XLA's HLO.
-
 Processor seconds are of all threads, wall seconds of the clock.
 """
 
 import collections
 import contextlib
 import functools
-import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -106,53 +103,6 @@ def programs(c, llm: Llm, batch):
     return forward, gradient, arguments
 
 
-# %% Operations ---------------------------------------------------------------------------------------------
-KINDS = (  # the first whose opcodes are in an operation names it
-    ("dot", {"dot", "convolution"}),
-    ("scatter, gather", {"scatter", "gather", "dynamic-slice", "dynamic-update-slice"}),
-    ("copy, transpose", {"copy", "transpose"}),
-    ("reduce", {"reduce", "reduce-window"}),
-)
-
-
-def kinds_of(hlo: str) -> dict[str, str]:
-    """The kind of each operation in a program's HLO text: one of KINDS, or "element-wise".
-
-    A fusion has the kind of the operations that are in it. A transposition that XLA does by reading in
-    another order has no instruction of its own, and counts as what it is fused into.
-    """
-    inside = collections.defaultdict(set)  # opcodes by computation
-    calls, opcodes, computation = {}, {}, ""
-    for line in hlo.splitlines():
-        if header := re.match(r"(?:ENTRY )?%?(\S+) \(.*\{$", line):
-            computation = header[1]
-        elif found := re.match(r"\s+(?:ROOT )?%?(\S+) = (?:\([^=]*?\)|\S+) ([\w-]+)\(", line):
-            name, opcode = found[1], found[2]
-            inside[computation].add(opcode)
-            opcodes[name] = opcode
-            if called := re.search(r"(?:calls|to_apply)=%?([\w.-]+)", line):
-                calls[name] = called[1]
-    kinds = {}
-    for name, opcode in opcodes.items():
-        found = {opcode} | (inside[calls[name]] if opcode in ("fusion", "call") else set())
-        kinds[name] = next((kind for kind, wanted in KINDS if found & wanted), "element-wise")
-    return kinds
-
-
-def cost_by_operation(program, *arguments: Any) -> dict[str, float]:
-    """Seconds of each operation of a compiled program, from the profiler; of all threads together."""
-    with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder):
-            for _ in range(REPEATS):
-                jax.block_until_ready(program(*arguments))
-        trace = jax.profiler.ProfileData.from_file(str(next(Path(folder).rglob("*.xplane.pb"))))
-    spent = collections.Counter()
-    for event in (event for plane in trace.planes for line in plane.lines for event in line.events):
-        if operation := dict(event.stats).get("hlo_op"):
-            spent[operation] += event.duration_ns / 1e9 / REPEATS
-    return spent
-
-
 # %% Main ---------------------------------------------------------------------------------------------------
 def useful_share(masks: list, shared: int) -> tuple[float, float, float]:
     """Positions that hold a token, of all that are computed: of the prompts, of the answers, of both.
@@ -172,7 +122,7 @@ def row(name: str, wall: float, processor: float, whole: float | None = None) ->
 
 
 def main() -> None:
-    """Trains, compiles the parts, prints three tables."""
+    """Trains, compiles the parts, prints their times."""
     given = dict(argument.split("=", 1) for argument in sys.argv[1:])
     given["NUM_BATCHES"] = given.pop("STEPS", "12")
     batches = []
@@ -185,7 +135,7 @@ def main() -> None:
     if c.BETA:  # its numbers do not matter here
         batch = batch._replace(ref_log_prob=batch.sampler_log_prob)
     forward, gradient, parameters = programs(c, llm, batch)
-    operations, whole = cost_by_operation(gradient, *parameters), sum(spent.values())
+    whole = sum(spent.values())
     print(f"\n{f'a step, median of {len(counted)}':24s} {'wall':>8s} {'cpu':>8s}   share  (milliseconds)")
     for name, times in spent.items():
         print(row(name, *times, whole[1]))
@@ -196,13 +146,6 @@ def main() -> None:
     shared = c.NUM_GENERATIONS if faster_on_cpu.shares_prompts(llm.actor) else 1
     prompts, completions, both = useful_share(masks, shared)
     print(f"\npositions that hold a token: prompts {prompts:.0%}, answers {completions:.0%}, both {both:.0%}")
-
-    kinds, by_kind = kinds_of(gradient.as_text()), collections.Counter()
-    for operation, cost in operations.items():
-        by_kind[kinds.get(operation, "other")] += cost
-    print("\nthe gradient's operations, processor milliseconds in the profiler:")
-    for kind, cost in by_kind.most_common():
-        print(f"{kind:24s} {1000 * cost:8.1f} {cost / sum(by_kind.values()):6.1%}")
 
 
 if __name__ == "__main__":
