@@ -37,7 +37,7 @@ import grpo_llama3_1_8b_demo as demo
 import grpo_variants
 import settings
 from model import llama
-from model.cluster import make_cluster
+from model.load import load_llm
 from model.rollout import sampling
 from run import process
 from task import turns
@@ -214,13 +214,13 @@ def table_of_credit() -> None:
         c = settings.read(demo.Constants, [*COMMON.split(), "NUM_GENERATIONS=16"])
         folder, hf = llama.load_hf_config(c.MODEL)
         tokenizer = llama.load_tokenizer(folder)
-        cluster = make_cluster(c, folder, hf, tokenizer)
+        rollout = load_llm(c, folder, hf, tokenizer).rollout
         questions = [world.in_words(start) for start in world.starts("") for _ in range(16)]
         prompts = [tokenizer.bos_token + question for question in questions]
         lines = []
         for call in range(CALLS):
             config = sampling(c, seed=jax.random.key(1_000 + call))
-            output = turns.walk(c, cluster.rollout, prompts, questions, config)
+            output = turns.walk(c, rollout, prompts, questions, config)
             for G in GROUPS:
                 lines += [{"G": G, "call": call} | found for found in credit(output, questions, G)]
         table.write_text(json.dumps(lines))

@@ -243,9 +243,9 @@ def stack() -> plt.Figure:
     box(axes, (3, 5.2), (2.7, 0.62), "grpo_llama3_1_8b_demo.py\nloop, advantage, loss, update", BLUE)
     box(axes, (0.75, 5.2), (1.3, 0.62), "Grain\nthe questions", GREY)
     box(axes, (5.25, 5.2), (1.3, 0.62), "reward_func.py\nthe points", GREEN, fontsize=10)
-    cluster = "Tunix: RLCluster\nmodels on chips,\nweights for the sampler"
-    box(axes, (1.5, 4.05), (2.8, 0.8), cluster, ORANGE)
-    box(axes, (0.98, 2.8), (1.8, 0.9), "generation\nmodel/rollout.py\nvLLM (TPU)", ORANGE)
+    llm = "model/llm.py\nmodels on chips,\nweights for the sampler"
+    box(axes, (1.5, 4.05), (2.8, 0.8), llm, ORANGE)
+    box(axes, (0.98, 2.8), (1.8, 0.9), "Tunix: generation\nmodel/rollout.py\nvLLM (TPU)", ORANGE)
     box(axes, (3.0, 2.8), (1.95, 0.9), "MaxText: the Llama\npolicy (trained)\nreference (frozen)", ORANGE)
     box(axes, (5.05, 2.8), (1.75, 0.9), "Optax, Orbax\nweight updates,\ncheckpoints", GREY)
     box(axes, (3, 1.65), (5.85, 0.5), "JAX and XLA: one program, whatever the chips", BLUE)

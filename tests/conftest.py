@@ -30,10 +30,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_old_is_collected():
-    """Millions of objects that imports and earlier files made are looked at no more by each collection.
-
-    Tunix collects by hand with every cluster: that alone was half of some files' time.
-    """
+    """Millions of objects that imports and earlier files made are looked at no more by each collection."""
     gc.freeze()
 
 

@@ -1,6 +1,6 @@
 """Run by test_fit_check.py in a process of its own, which has 8 virtual CPU devices.
 
-Builds the main script's cluster on the tiny Llama, with real weights, and the fit check's programs, abstract;
+Loads the tiny Llama as the main script does, with real weights, and the fit check's programs, abstract;
 runs both and compares.
 """
 
@@ -20,8 +20,8 @@ import grpo_llama3_1_8b_demo as demo
 import reward_func
 import settings
 from model import llama
-from model.cluster import make_cluster
-from model.llm import Llm, split
+from model.llm import split
+from model.load import load_llm
 from task import prompts, run_grader
 from tools import fit_check as fit
 
@@ -56,7 +56,7 @@ def main(run_dir: str, trained: str) -> None:
 
     questions, source = prompts.read_data(c, None)["train"]
     grader = run_grader.make_grader("", "", reward_func, questions)
-    llm = Llm(c, make_cluster(c, folder, hf, tokenizer))
+    llm = load_llm(c, folder, hf, tokenizer)
     too_long = Path(run_dir).parent / "too_long.csv"
     rows = prompts.make_prompts(c, questions, source, tokenizer, grader.think_tags, too_long)
     given, update = [], demo.update

@@ -29,8 +29,8 @@ SHORT = [
 ]
 HANGS = 900  # seconds; only against a process that never ends
 
-# What neither the model nor its engine sees: runs that differ in nothing else can take the same cluster.
-BESIDE_THE_CLUSTER = {
+# What neither the model nor its engine sees: runs that differ in nothing else can take the same one.
+BESIDE_THE_MODEL = {
     "RUN_DIR", "CHECKPOINT_DIR", "PROFILE_DIR", "DATASET", "TEST_DATASET", "REWARDS", "REWARD_FUNC",
     "NUM_BATCHES", "NUM_ITERATIONS", "LEARNING_RATE", "WARMUP_FRACTION", "ROLLOUTS",
     "SAMPLER_CORRECTION", "TEMPERATURE_END", "NUM_TEST_QUESTIONS", "EVAL_CONFIG", "EVAL_EVERY",
@@ -58,7 +58,7 @@ def made_once(tmp_path_factory, name, make):
 
 
 def taken_again(make, name_of, parts_of):
-    """`make` of a cluster or an engine, but the second of a name is the first, all of it as it was then.
+    """`make` of a model or an engine, but the second of a name is the first, all of it as it was then.
 
     To trace and lower its programs, and to read them back compiled, is two thirds of a short run. `name_of`
     the arguments: None means anew. `parts_of` it: its model, and the objects whose attributes a run changes.
@@ -105,8 +105,6 @@ def kept(make, name_of):
 
 def share_programs(patch):
     """Runs and engines of this process that have the same model and the same sizes share them."""
-    from tunix.rl.rl_cluster import Mode
-
     import grpo_llama3_1_8b_demo as demo
     import grpo_variants
     from constants import Variants
@@ -124,12 +122,10 @@ def share_programs(patch):
         seen = {name: value for name, value in vars(c).items() if name not in beside}
         return folder.resolve(), *more, *seen.items()
 
-    patch.setattr(start, "make_cluster", taken_again(
-        start.make_cluster,
-        lambda c, folder, *_: name(c, folder, BESIDE_THE_CLUSTER),
-        lambda made: (
-            made.actor_trainer.model, made, made.rollout, made.get_rollout_config(Mode.TRAIN)
-        ),
+    patch.setattr(start, "load_llm", taken_again(
+        start.load_llm,
+        lambda c, folder, *_: name(c, folder, BESIDE_THE_MODEL),
+        lambda made: (made.actor, made, made.rollout),
     ))  # fmt: skip
 
     # `update` takes both as static arguments: other objects of the same constants would be traced anew.

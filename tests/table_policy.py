@@ -192,16 +192,21 @@ class Scripted(BaseRollout):
         return self._model
 
 
-def make_cluster(c, answers, *, takes=0.0, **training):
-    """Tunix's cluster of two tables, actor and reference, and of a rollout engine with these answers."""
+def two_tables():
+    """A mesh of one device, and actor and reference on it."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("fsdp",))
     placed = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    actor, frozen = (Table(jax.device_put(TABLE, placed)) for _ in range(2))
+    return mesh, *(Table(jax.device_put(TABLE, placed)) for _ in range(2))
+
+
+def make_cluster(c, answers, **training):
+    """Tunix's cluster of two tables, actor and reference, and of a rollout engine with these answers."""
+    mesh, actor, frozen = two_tables()
     training = dict(actor_optimizer=demo.make_optimizer(c), eval_every_n_steps=1_000) | training
     config = ClusterConfig(
         role_to_mesh=dict.fromkeys(ROLES, mesh),
         role_to_logical_axis_rule=dict.fromkeys(ROLES, ()),
-        rollout_engine=functools.partial(Scripted, answers=answers, takes=takes),
+        rollout_engine=functools.partial(Scripted, answers=answers),
         rollout_config=sampling(c),
         training_config=RLTrainingConfig(**training),
     )
@@ -225,9 +230,11 @@ def graded(points) -> run_grader.Grader:
     return dataclasses.replace(grader, functions=[reward])
 
 
-def train(c, answers, points, folder: Path, **cluster):
+def train(c, answers, points, folder: Path, takes=0.0):
     """The loop on the page, with these answers: the language model after it, and the rows of its log."""
-    llm = Llm(c, make_cluster(c, answers, **cluster))
+    mesh, actor, frozen = two_tables()
+    rollout = Scripted(actor, Tokenizer(), mesh, None, answers=answers, takes=takes)
+    llm = Llm(c, actor, frozen if c.BETA else None, rollout, sampling(c), mesh, ())
     return llm, train_llm(c, llm, graded(points), questions(10 * c.BATCH_SIZE), folder)
 
 

@@ -178,7 +178,7 @@ def test_a_run_keeps_the_commit_and_a_resume_with_another_is_refused(hub, monkey
         with pytest.raises(KeyboardInterrupt):
             demo.main(["MODEL=org/tiny", *arguments])
 
-    monkeypatch.setattr(start_of_run, "make_cluster", stop)
+    monkeypatch.setattr(start_of_run, "load_llm", stop)
     start("RUN_DIR=run")
     saved = json.loads(Path("run/constants.json").read_text())
     assert saved["MODEL"] == f"org/tiny@{HASHES[1]}"

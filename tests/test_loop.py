@@ -23,8 +23,7 @@ import grpo_variants
 import reward_func
 import settings
 from model import llama
-from model.cluster import make_cluster as make_llama_cluster
-from model.llm import Llm
+from model.load import load_llm
 from model.log_probs import mean_metrics
 from run.training import TrainingRun
 from task import prompts, run_grader
@@ -312,14 +311,14 @@ def test_answers_drawn_ahead_are_those_of_the_weights_one_step_ago(fed, tmp_path
     assert [row["mismatch"] > 0.01 for row in log] == [False, True, True, True]
 
 
-# --- the real cluster: memory, and the same temperature everywhere
+# --- a real model: memory, and the same temperature everywhere
 
 
 def tiny_llama(*constants):
     """Constants, and the tiny Llama; of the sizes of short_runs.SHORT, whose programs are there."""
     c = constants_of("BATCH_SIZE=4", "NUM_GENERATIONS=4", "TOTAL_GENERATION_STEPS=28", *QUICK, *constants)
     folder, hf = llama.load_hf_config("tiny_llama")
-    return c, Llm(c, make_llama_cluster(c, folder, hf, llama.load_tokenizer(folder)))
+    return c, load_llm(c, folder, hf, llama.load_tokenizer(folder))
 
 
 def weights_in_memory(kind):

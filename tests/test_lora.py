@@ -18,8 +18,7 @@ import inference
 import reward_func
 import settings
 from model import llama, lora
-from model.cluster import make_cluster
-from model.llm import Llm
+from model.load import load_llm
 from model.rollout import MaxTextRollout, sampling
 from run import run_folder
 from task import prompts, run_grader
@@ -124,7 +123,7 @@ def trained(tmp_path_factory):
     questions, source = prompts.read_data(c, None)["test"]
     rows = prompts.make_prompts(c, questions[:16], source, tokenizer, False, folder / "too_long.csv")
     with run_folder.open_run(c) as run:
-        llm = Llm(c, make_cluster(c, model, hf, tokenizer))
+        llm = load_llm(c, model, hf, tokenizer)
         train_llm(c, llm, run_grader.make_grader("", "", reward_func, rows), rows, run.folder)
     return llm, folder / "run", rows, greedy_answers(llm.rollout, rows)
 
@@ -159,7 +158,7 @@ def test_the_merged_export_is_the_adapted_model(trained, tmp_path, monkeypatch):
     tokenizer = llama.load_tokenizer(tmp_path / "merged")
     rollout = MaxTextRollout(
         exported, TokenizerAdapter(tokenizer), mesh, sampling(constants(*RUN)),
-        maxtext_config=config, hf=hf, current_step=lambda: 0, seed=0,
+        maxtext_config=config, hf=hf,
     )  # fmt: skip
     assert greedy_answers(rollout, rows) == greedy
 

@@ -50,9 +50,7 @@ def test_decoding_with_a_cache_is_the_argmax_of_the_full_forward_pass(model):
     """The cache holds keys that are normalised and rotated."""
     actor, mesh, config, hf = load(model, 8, 28, 28)
     tokenizer = TokenizerAdapter(llama.load_tokenizer(model))
-    engine = rollout.MaxTextRollout(
-        actor, tokenizer, mesh, sampling(), maxtext_config=config, hf=hf, current_step=lambda: 0, seed=0
-    )
+    engine = rollout.MaxTextRollout(actor, tokenizer, mesh, sampling(), maxtext_config=config, hf=hf)
     output = engine.generate(prompts(8), sampling(temperature=0.0))
     logits, completions = full_forward(engine, output)
     generated = completions != engine.pad_id()

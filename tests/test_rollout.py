@@ -15,10 +15,11 @@ import transformers
 from scipy.stats import chisquare
 from tunix.generate.tokenizer_adapter import TokenizerAdapter
 
+import grpo_llama3_1_8b_demo as demo
 from model import llama, rollout
-from model.llm import SampledAhead
+from model.llm import Llm, SampledAhead
 from run import answers
-from settings import HERE, UserError
+from settings import HERE, UserError, read
 from task.prompts import to_prompt
 
 NEW_TOKENS = 28
@@ -35,26 +36,24 @@ def shipped():
 
 @functools.cache
 def make_rollout(rows=16, prompt_tokens=28, fresh=0, logits_clip=0.0, prompt_rows=None):
-    """A rollout engine on the shipped tiny Llama; its step is `engine.step`, for a test to set."""
+    """A rollout engine on the shipped tiny Llama."""
     hf, tokenizer, actor, mesh = shipped()
     sizes = dict(prompt_tokens=prompt_tokens, new_tokens=NEW_TOKENS)
     config, of_prompts = (
         llama.to_maxtext_config(hf, rows=count, **sizes) if count else None for count in (rows, prompt_rows)
     )
-    engine = rollout.MaxTextRollout(
+    return rollout.MaxTextRollout(
         actor, TokenizerAdapter(tokenizer), mesh, settings(), maxtext_config=config, prompt_config=of_prompts,
-        hf=hf, current_step=lambda: engine.step, seed=0, logits_clip=logits_clip,
+        hf=hf, logits_clip=logits_clip,
     )  # fmt: skip
-    engine.step = 0
-    return engine
 
 
-def settings(temperature=1.0, top_p=1.0, top_k=-1, prompt_tokens=28, new_tokens=NEW_TOKENS, seed=None):
+def settings(temperature=1.0, top_p=1.0, top_k=-1, prompt_tokens=28, new_tokens=NEW_TOKENS, seed=0):
     c = SimpleNamespace(
         TEMPERATURE=temperature, TOP_P=top_p, TOP_K=top_k, MAX_PROMPT_LENGTH=prompt_tokens,
         TOTAL_GENERATION_STEPS=new_tokens,
     )  # fmt: skip
-    return rollout.sampling(c, seed=None if seed is None else jax.random.key(seed))
+    return rollout.sampling(c, seed=jax.random.key(seed))
 
 
 def prompts(n):
@@ -207,15 +206,16 @@ def test_answers_ahead_are_the_same_bit_for_bit_after_a_checkpoint():
 
 
 def test_the_key_is_a_function_of_the_step():
-    engine, asked = make_rollout(), prompts(16)
-    engine.step = 7
-    first, second = (engine.generate(asked, settings()).text for _ in range(2))
-    assert first != second  # two calls in one step: micro-batches must not share their noise
-    engine.step = 8
-    assert engine.generate(asked, settings()).text not in (first, second)
-    resumed = make_rollout(fresh=1)
-    resumed.step = 7
-    assert resumed.generate(asked, settings()).text == first
+    _, _, actor, mesh = shipped()
+    c, asked = (
+        read(demo.Constants, ["BETA=0.0"]),
+        dict.fromkeys(("prompts", "question"), np.array(prompts(16))),
+    )
+    llm, resumed = (Llm(c, actor, None, make_rollout(), settings(), mesh, ()) for _ in range(2))
+    first, second, third = (llm.sample(asked, step).text for step in (7, 7, 8))
+    assert first != second  # two calls in one step: a refill must not get the same answers
+    assert third not in (first, second)
+    assert resumed.sample(asked, 7).text == first
 
 
 def test_decoding_stops_when_every_row_is_done(monkeypatch):

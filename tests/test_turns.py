@@ -47,7 +47,6 @@ def engine(model="tiny_grid", rows=ROWS):
     actor, mesh = llama.load_llama(folder, hf, config, tokenizer.pad_token_id)
     return rollout.MaxTextRollout(
         actor, TokenizerAdapter(tokenizer), mesh, sampling(), maxtext_config=config, hf=hf,
-        current_step=lambda: 0, seed=0,
     )  # fmt: skip
 
 

@@ -27,14 +27,12 @@ import tpu_inference.models.jax.llama3 as engine_llama3
 from flax import nnx
 from table_policy import train_llm
 from test_vllm_path import GOLDEN, LLAMA_8B, constants_of, on_the_grid
-from tunix.rl.rl_cluster import Role
 
 import grpo_llama3_1_8b_demo as demo
 import reward_func
 import settings
 from model import llama, lora
-from model.cluster import make_cluster
-from model.llm import Llm
+from model.load import load_llm
 from model.log_probs import log_probs
 from model.rollout import MaxTextRollout, right_padded, sampling
 from run import checks
@@ -47,7 +45,7 @@ TOLERANCE = 1e-4  # of a log-prob: float32, two programs that sum in another ord
 
 
 class Session:
-    """A cluster with its engine, and the questions it is asked."""
+    """A language model with its engine, and the questions it is asked."""
 
     def __init__(self, folder, *arguments):
         self.c = settings.read(demo.Constants, [*SETTINGS, f"RUN_DIR={folder}", *arguments])
@@ -59,8 +57,7 @@ class Session:
         too_long = folder / "too_long.csv"
         self.rows = prompts.make_prompts(self.c, questions[:64], source, self.tokenizer, False, too_long)
         self.grader = run_grader.make_grader("", "", reward_func, self.rows)
-        self.cluster = make_cluster(self.c, model, self.hf, self.tokenizer)
-        self.llm = Llm(self.c, self.cluster)
+        self.llm = load_llm(self.c, model, self.hf, self.tokenizer)
         self.config = llama.to_run_config(self.c, self.hf, per_device_batch_size=64 / jax.device_count())
 
     def train(self):
@@ -68,18 +65,17 @@ class Session:
 
     def ask(self, rollout, config_name=""):
         prompts = [row["prompts"] for row in self.rows]
-        seed = jax.random.key(0) if rollout is not self.cluster.rollout else None
+        seed = jax.random.key(0) if rollout is not self.llm.rollout else None
         return rollout.generate(prompts, sampling(self.c, config_name, seed=seed))
 
     def answers(self):
         """Greedy, of the engine, and of the trainer's own model decoded by rollout.py."""
-        cluster, c = self.cluster, self.c
+        llm, c = self.llm, self.c
         rollout = MaxTextRollout(
-            cluster.actor_trainer.model, cluster.tokenizer, cluster.r2m[Role.ACTOR], sampling(c, "greedy"),
-            maxtext_config=self.config, hf=self.hf, current_step=lambda: 0, seed=0,
+            llm.actor, llm.tokenizer, llm.mesh, sampling(c, "greedy"), maxtext_config=self.config, hf=self.hf,
             merge=functools.partial(lora.merge, scale=c.LORA_ALPHA / (c.LORA_RANK or 1)),
         )  # fmt: skip
-        return self.ask(cluster.rollout, "greedy"), self.ask(rollout, "greedy")
+        return self.ask(llm.rollout, "greedy"), self.ask(rollout, "greedy")
 
 
 def steps_that_agree(session):
@@ -114,11 +110,11 @@ def test_the_engines_log_probs_are_the_trainers(trained):
 
 def test_log_probs_of_a_cut_distribution_are_renormalised(trained):
     """Of hot answers by the five likeliest tokens, against the trainer's own logits."""
-    cluster = trained.cluster
+    rollout = trained.llm.rollout
     config = dataclasses.replace(sampling(trained.c), temperature=2.0, top_k=5)
-    sample = cluster.rollout.generate([row["prompts"] for row in trained.rows], config)
-    forward = nnx.jit(functools.partial(log_probs, pad_id=cluster.rollout.pad_id()))
-    tokens = right_padded(sample.tokens, trained.c.TOTAL_GENERATION_STEPS, cluster.rollout.pad_id(), np.int32)
+    sample = rollout.generate([row["prompts"] for row in trained.rows], config)
+    forward = nnx.jit(functools.partial(log_probs, pad_id=rollout.pad_id()))
+    tokens = right_padded(sample.tokens, trained.c.TOTAL_GENERATION_STEPS, rollout.pad_id(), np.int32)
     with trained.llm.model.on_mesh():
         _, logits = forward(trained.llm.actor, sample.left_padded_prompt_tokens, tokens, temperature=2.0)
     for row, tokens, log_prob in zip(np.asarray(logits), sample.tokens, sample.logprobs, strict=True):

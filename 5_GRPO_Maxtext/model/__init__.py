@@ -9,4 +9,4 @@ with imported_when_used(
     f"{SPLASH}_kernel", f"{SPLASH}_mask", "sympy", "fastapi", "pandas",
 ):  # fmt: skip
     import maxtext.integration.tunix.tunix_adapter  # noqa: F401
-    import tunix.rl.rl_cluster  # noqa: F401
+    import tunix.rl.rollout.base_rollout  # noqa: F401

@@ -10,16 +10,16 @@ import contextlib
 import importlib.util
 import math
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from tunix.rl import utils as rl_utils
 
 import settings
-from model.versions import first_line, patched
+from model.versions import first_line
 from run.machine import CARDS, TPU, Machine, attention_fault, named
 from settings import UserError
 
@@ -102,18 +102,6 @@ def find_devices(c) -> None:
     check_gpu()
 
 
-@contextlib.contextmanager
-def all_hosts(c) -> Iterator[None]:
-    """Makes Tunix work on several hosts while the block runs, and silences all but the first."""
-    with contextlib.ExitStack() as stack:
-        if c.DISTRIBUTED:
-            # Tunix copies the weights to host memory for its agents; jax can't if they're on several hosts.
-            stack.enter_context(patched(rl_utils, "put_params_on_memory_kind", lambda params, kind: None))
-            if not is_first():
-                stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
-        yield
-
-
 def join() -> None:
     """Joins the other hosts. Call it before asking jax for its devices.
 
@@ -135,6 +123,13 @@ def join() -> None:
 def is_first() -> bool:
     """Whether this process writes the report and talks to the terminal."""
     return jax.process_index() == 0
+
+
+@contextlib.contextmanager
+def only_first_prints() -> Iterator[None]:
+    """Silences all hosts but the first while the block runs."""
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(sys.stdout if is_first() else nowhere):
+        yield
 
 
 def no_bar() -> bool | None:

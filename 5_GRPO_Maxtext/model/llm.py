@@ -1,6 +1,6 @@
 """The language model on its devices: answers questions, computes log-probs of answers, loads new params.
 
-Tunix's cluster holds the models and the sampler. The main script uses an `Llm`, and a `Model` in its loss.
+The main script uses an `Llm`, and a `Model` in its loss. Its sampler is a Tunix rollout engine.
 """
 
 import contextlib
@@ -17,8 +17,7 @@ import optax
 from flax import nnx
 from flax.linen import partitioning as nn_partitioning
 from tqdm import tqdm
-from tunix.rl.rl_cluster import Mode, RLCluster, Role
-from tunix.rl.rollout.base_rollout import RolloutConfig, RolloutOutput
+from tunix.rl.rollout.base_rollout import BaseRollout, RolloutConfig, RolloutOutput
 
 from grpo_variants import temperature_at
 from model import devices, llama
@@ -115,14 +114,18 @@ class Llm:
         temperature: of the most recent answers.
     """
 
-    def __init__(self, c, cluster: RLCluster):
-        self.c, self.cluster, self.temperature = c, cluster, c.TEMPERATURE
-        self.rollout, self.actor = cluster.rollout, cluster.actor_trainer.model
-        self.pad_id, self.eos_ids = self.rollout.pad_id(), llama.eos_ids(cluster.tokenizer)
-        self.reference = cluster.inference_worker.get_model("reference") if c.BETA else None
+    def __init__(
+        self, c, actor: nnx.Module, reference: nnx.Module | None, rollout: BaseRollout, how: RolloutConfig,
+        mesh: jax.sharding.Mesh, axis_rules: Sequence,
+    ):  # fmt: skip
+        self.c, self.temperature, self.tokenizer = c, c.TEMPERATURE, rollout.tokenizer
+        self.actor, self.reference, self.rollout, self._how = actor, reference, rollout, how
+        self.mesh, self._axis_rules = mesh, tuple(map(tuple, axis_rules))
+        self.pad_id, self.eos_ids = rollout.pad_id(), llama.eos_ids(rollout.tokenizer)
+        self._last_step, self._calls = None, 0
         trained = nnx.LoRAParam if c.LORA_RANK else nnx.Param
         self._graphdef, self.params, self._frozen = split(self.actor, trained)
-        self._reference = split(self.reference, trained) if c.BETA else None  # once: it takes milliseconds
+        self._reference = split(reference, trained) if c.BETA else None  # once: it takes milliseconds
         self._ahead: SampledAhead | None = None
 
     # --- answers
@@ -131,10 +134,12 @@ class Llm:
         return self.to_arrays(self.sample(questions, step))
 
     def sample(self, questions: dict[str, np.ndarray], step: int) -> RolloutOutput:
-        """`generate` in Tunix's format. The random key depends on SEED and the step."""
-        self.cluster.global_steps = step
-        config = self.cluster.get_rollout_config(Mode.TRAIN)
-        config.temperature = self.temperature = temperature_at(self.c, step)
+        """`generate` in Tunix's format. The random key depends on SEED, step, and call in the step."""
+        self._calls = self._calls + 1 if step == self._last_step else 0  # a refill asks again
+        self._last_step, self.temperature = step, temperature_at(self.c, step)
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.c.SEED), step), self._calls)
+        seed = None if self.c.ROLLOUT_ENGINE == "vllm" else key  # vLLM takes no seed per request
+        config = dataclasses.replace(self._how, temperature=self.temperature, seed=seed)
         return self._ask(questions["prompts"].tolist(), questions["question"].tolist(), config)
 
     def _ask(self, prompts: list[str], questions: list[str], config: RolloutConfig) -> RolloutOutput:
@@ -177,11 +182,9 @@ class Llm:
     @property
     def model(self) -> Model:
         """The policy without its params."""
-        config = self.cluster.cluster_config
-        rules = config.role_to_logical_axis_rule[Role.ACTOR]
         return Model(
             self._graphdef, self._frozen, self.temperature, self.pad_id, self.c.LOGITS_CLIP,
-            self.c.NUM_GENERATIONS, config.role_to_mesh[Role.ACTOR], tuple(map(tuple, rules)),
+            self.c.NUM_GENERATIONS, self.mesh, self._axis_rules,
         )  # fmt: skip
 
     def place(self, batch):
@@ -193,7 +196,7 @@ class Llm:
         B, G, T = batch.completion_ids.shape
         width = llama.used_columns(self.actor, T, (batch.completion_ids != self.pad_id).sum(axis=-1).max())
         passes = B // (self.c.TRAIN_MICRO_BATCH_SIZE or B)
-        sharding = jax.sharding.NamedSharding(self.model.mesh, jax.sharding.PartitionSpec(None, "fsdp"))
+        sharding = jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec(None, "fsdp"))
 
         def put(name, x):
             x = x.reshape(passes, B * G // passes, -1)
@@ -231,7 +234,7 @@ class Llm:
 
         By default a counter lives on one device, and would be tied to it when restored from a checkpoint.
         """
-        everywhere = jax.sharding.NamedSharding(self.model.mesh, jax.sharding.PartitionSpec())
+        everywhere = jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
 
         def put(x):
             return x if x.ndim else jax.make_array_from_callback((), everywhere, np.asarray(x).__getitem__)
@@ -244,7 +247,7 @@ class Llm:
             self._ahead.wait()  # the old weights finish the answers being sampled
         self.params = params
         nnx.update(self.actor, params)
-        self.rollout.update_params(params)  # not `cluster.sync_weights`, which also copies them to the host
+        self.rollout.update_params(params)
 
 
 class SampledAhead:

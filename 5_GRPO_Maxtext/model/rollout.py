@@ -109,22 +109,19 @@ class MaxTextRollout(BaseRollout):
         maxtext_config: the actor's, for P prompt tokens, P + T tokens and B rows of one call.
         hf: the checkpoint's config, for the rotary scaling.
         prompt_config: MaxText's config for the R rows of a prompt pass (None = B).
-        current_step, seed: the training step and the run's seed, which determine the sampling key.
         logits_clip: largest absolute logit, as in training (0 = off).
         merge: merges the actor's LoRA matrices, if any, into plain parameters.
     """
 
     def __init__(
         self, rollout_actor, tokenizer, mesh: jax.sharding.Mesh, rollout_config: RolloutConfig, *,
-        maxtext_config, hf, prompt_config=None, current_step: Callable[[], int], seed: int,
-        logits_clip: float = 0.0, merge: Callable[[nnx.State], nnx.State] | None = None,
+        maxtext_config, hf, prompt_config=None, logits_clip: float = 0.0,
+        merge: Callable[[nnx.State], nnx.State] | None = None,
     ):  # fmt: skip
         self._actor, self.tokenizer, self._mesh, self._config = rollout_actor, tokenizer, mesh, maxtext_config
-        self._rollout_config = rollout_config  # not a copy, because a schedule changes its temperature
-        self._current_step, self._seed, self._logits_clip = current_step, seed, logits_clip
+        self._temperature, self._logits_clip = rollout_config.temperature, logits_clip
         self._merge = jax.jit(merge) if merge else None
         self.rows = maxtext_config.global_batch_size_to_load
-        self._last_step, self._calls = None, 0
         self._prompt_rows = (prompt_config or maxtext_config).global_batch_size_to_load
         self._graphdef, self._cache, rest = self._decoder(maxtext_config, hf)
         self._prompt_graphdef, self._prompt_cache, _ = self._decoder(prompt_config or maxtext_config, hf)
@@ -286,13 +283,13 @@ class MaxTextRollout(BaseRollout):
         return np.pad(rows, ((0, count - len(rows)), (0, 0)), constant_values=self.pad_id())
 
     def generate(self, prompts: Sequence[str], rollout_config: RolloutConfig, **kwargs) -> RolloutOutput:
-        """Samples one completion for each prompt (its chat template already applied).
+        """Samples one completion for each prompt (its chat template already applied), with the key `seed`.
 
         The `tokens` are unpadded and keep the end-of-sequence token; `logprobs` are of the distribution they
         were sampled from (temperature, top-k and top-p applied).
         """
         padded = self.encode(prompts, rollout_config.max_prompt_length)
-        key, how = self.key(rollout_config.seed), self._how_to_sample(rollout_config)
+        key, how = rollout_config.seed, self._how_to_sample(rollout_config)
         B, params = self.rows, self._weights()
         chunks = []
         with self._axes():
@@ -317,7 +314,7 @@ class MaxTextRollout(BaseRollout):
 
     def stream(self, prompt: str, rollout_config: RolloutConfig) -> Iterator[str]:
         """Yields what `generate` returns for this prompt alone, piece by piece, as the tokens arrive."""
-        key = jax.random.fold_in(self.key(rollout_config.seed), 0)
+        key = jax.random.fold_in(rollout_config.seed, 0)
         columns = self.token_by_token([prompt], rollout_config, key)
         tokens, said = [], ""
         for _ in range(rollout_config.max_tokens_to_generate):
@@ -363,22 +360,12 @@ class MaxTextRollout(BaseRollout):
         """Tokens of left-padded prompts [B, P]: int32 [B]."""
         return (prompts != self.pad_id()).sum(axis=1).astype(np.int32)
 
-    def key(self, seed: jax.Array | None) -> jax.Array:
-        """`seed`, or this call's key, from the run's seed, the training step and the call in the step."""
-        if seed is not None:
-            return seed
-        step = self._current_step()
-        # Tunix may call several times in one step (micro-batches), so each call gets its own key.
-        self._calls = self._calls + 1 if step == self._last_step else 0
-        self._last_step = step
-        return jax.random.fold_in(jax.random.fold_in(jax.random.key(self._seed), step), self._calls)
-
     def get_per_token_logps(self, prompt_tokens: jax.Array, completion_tokens: jax.Array) -> jax.Array:
-        """Log-probs [B, T] of the completions under the current weights, at the step's temperature."""
+        """Log-probs [B, T] of completions under the current weights, at `rollout_config`'s temperature."""
         graphdef, state = nnx.split(self._actor)
         return log_probs_of_states(
             graphdef, (state,), prompt_tokens[None], completion_tokens[None], pad_id=self.pad_id(),
-            temperature=self._rollout_config.temperature, logits_clip=self._logits_clip,
+            temperature=self._temperature, logits_clip=self._logits_clip,
         )[0]  # fmt: skip
 
     def update_params(self, params, filter_types=None) -> None:

@@ -147,7 +147,7 @@ def engine_class() -> type[BaseRollout]:
 
     class MaxTextToVllm(VllmRollout):
         def __init__(self, rollout_actor, tokenizer, mesh, rollout_config, *, maxtext_config, merge=None):
-            self._actor, self._tokenizer, self._merge, self.metrics = rollout_actor, tokenizer, merge, {}
+            self._actor, self.tokenizer, self._merge, self.metrics = rollout_actor, tokenizer, merge, {}
             head_dim = get_padded_head_dim(maxtext_config.head_dim)
             self._mapping = engine_mapping(rollout_actor, maxtext_config.model_name, head_dim)
             sent = dataclasses.replace(self._mapping, preprocess_src_state=jax.jit(merge) if merge else None)
@@ -165,7 +165,7 @@ def engine_class() -> type[BaseRollout]:
         def generate(self, prompts: list[str], rollout_config: RolloutConfig, **kwargs) -> RolloutOutput:
             output = super().generate(prompts, rollout_config, **kwargs)
             # Tunix leaves "<|eot_id|>" at the end, which would make every answer fail the format check.
-            text = [self._tokenizer.decode(ids, skip_special_tokens=True) for ids in output.tokens]
+            text = [self.tokenizer.decode(ids, skip_special_tokens=True) for ids in output.tokens]
             return dataclasses.replace(output, text=text)
 
         def update_params(self, params, filter_types: tuple | None = None) -> None:

@@ -45,7 +45,7 @@ def dry_run(c, arguments: Sequence[str], course: ModuleType, tables) -> None:
     c = start.for_this_machine(c, arguments)
     start.prepare(c, tables)
     devices.check_machine(c)
-    with devices.all_hosts(c):
+    with devices.only_first_prints():
         if on_target(c):
             checks.rollout_engine(c)
         print(f"versions {', '.join(map(' '.join, versions.VERSIONS.items()))}: as needed")

@@ -10,8 +10,8 @@ import jax
 import grpo_variants
 import settings
 from model import devices, llama
-from model.cluster import make_cluster
 from model.llm import Llm
+from model.load import load_llm
 from model.versions import check_versions
 from run import checkpoints, checks, memory, process, report, run_folder
 from run.machine import picked
@@ -81,12 +81,12 @@ def opened(c, arguments: Sequence[str], course, tables) -> Iterator[tuple[Any, L
     if c.ENVIRONMENT:
         turns.load(c.ENVIRONMENT)
 
-    with devices.all_hosts(c):
+    with devices.only_first_prints():
         devices.plan_devices(c, hf, jax.devices())  # refuses before anything is written
         with run_folder.open_run(c, arguments) as run:
             rows, sources = as_asked(c, data, grader, tokenizer, run.logs / "too_long.csv")
             run.same(run_folder.identity(c, rows, grader.names, course.__file__), c)
-            llm = Llm(c, make_cluster(c, folder, hf, tokenizer))
+            llm = load_llm(c, folder, hf, tokenizer)
             parameters = llama.count_parameters(llm.actor)
             memory.check_disk(c, memory.trained_parameters(c, hf, parameters), run.checkpoints)
             run = replace(run, done=max(checkpoints.saved(run.checkpoints), default=0))

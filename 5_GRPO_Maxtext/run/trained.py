@@ -56,8 +56,7 @@ def make_rollout(c, tokenizer, answers: int, checkpoint: Checkpoint | None = Non
     return MaxTextRollout(
         adapter, TokenizerAdapter(tokenizer), mesh,
         sampling(c, "policy"),  # the page's log-probs are the policy's own
-        maxtext_config=config, hf=hf, current_step=lambda: 0, seed=c.SEED,
-        logits_clip=run.get("LOGITS_CLIP", 0.0), merge=merge,
+        maxtext_config=config, hf=hf, logits_clip=run.get("LOGITS_CLIP", 0.0), merge=merge,
     )  # fmt: skip
 
 

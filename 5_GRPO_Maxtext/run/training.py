@@ -211,7 +211,7 @@ class TrainingRun:
         row |= answer_metrics(grader, samples.sampled or samples, seconds)
         every = c.LOG_ANSWERS_EVERY
         if every and (done in (1, c.NUM_BATCHES) or done % every == 0):
-            path, tokenizer = self.folder.logs / "answers.jsonl", self.llm.cluster.tokenizer
+            path, tokenizer = self.folder.logs / "answers.jsonl", self.llm.tokenizer
             log_prob = old_log_prob, self.llm.log_probs(batch)
             answers.append_step(path, c, tokenizer, grader, samples, batch, row, log_prob)
         self._log.add(row | self._held_out(done))

@@ -184,11 +184,11 @@ def walk(c, rollout, prompts: list[str], questions: Sequence[str], config: Rollo
     """
     tokenizer, limit = rollout.tokenizer, config.max_tokens_to_generate
     stop = getattr(load(c.ENVIRONMENT), "STOP", "")
-    around, key = None if stop else around_observation(tokenizer), rollout.key(config.seed)
+    around = None if stop else around_observation(tokenizer)
     walkers = []
     for start in range(0, len(prompts), rollout.rows):
         part = slice(start, start + rollout.rows)
-        drawn_by = jax.random.fold_in(key, start)
+        drawn_by = jax.random.fold_in(config.seed, start)
         seeds = np.random.SeedSequence(jax.random.key_data(drawn_by).tolist()).spawn(len(prompts[part]))
         asked = zip(questions[part], map(np.random.default_rng, seeds), strict=True)
         rows = [Walker(c, tokenizer, stop, around, limit, *given) for given in asked]

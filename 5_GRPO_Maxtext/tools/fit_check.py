@@ -134,7 +134,7 @@ def make_programs(c, hf, trainer: Sequence, pad_id: int, algorithm: str = "GRPO"
     if algorithm == "GRPO" and c.ROLLOUT_ENGINE == "maxtext":
         one_chip = mesh.size == 1
         rollout = MaxTextRollout(
-            plain, IDS, mesh, sampling(c), maxtext_config=config, hf=hf, current_step=lambda: 0, seed=0,
+            plain, IDS, mesh, sampling(c), maxtext_config=config, hf=hf,
             prompt_config=llama.to_run_config(c, hf, rows=c.BATCH_SIZE, **machine) if one_chip else None,
         )  # fmt: skip
         prompts = array(jnp.int32, c.BATCH_SIZE if one_chip else rollout.rows, c.MAX_PROMPT_LENGTH)
