@@ -272,46 +272,46 @@ BASELINES = {"critic_baseline": BLUE, "batch_mean": GREY, "no_baseline": ORANGE}
 CREDIT = {True: "return to go", False: "whole return"}
 
 
-def baselines(table: Path) -> plt.Figure:
+def baselines(table: Path, shown=tuple(BASELINES), credit=tuple(CREDIT)) -> plt.Figure:
     """Greedy return against steps: a row for each baseline, a column for each kind of credit."""
     groups = grouped(pd.read_csv(table), "changed")
-    figure, axes = panels(3, 2, 1.7, sharex=True, sharey=True)
-    pairs = [(baseline, to_go) for baseline in BASELINES for to_go in CREDIT]
+    figure, axes = panels(len(shown), len(credit), 1.7, sharex=True, sharey=True)
+    pairs = [(baseline, to_go) for baseline in shown for to_go in credit]
     for one, (baseline, to_go) in zip(axes, pairs, strict=True):
         draw_band(one, groups[f"REWARD_TO_GO={to_go} BASELINE={baseline}"], BASELINES[baseline])
-        one.set_title(f"{baseline.replace('_', ' ')}, {CREDIT[to_go]}")
+        column = f", {CREDIT[to_go]}" if len(credit) > 1 else ""
+        one.set_title(baseline.replace("_", " ") + column)
         one.set(ylim=(0, 515), xticks=[0, 50_000, 100_000])
     figure.supxlabel("environment step", fontsize=11)
     return figure
 
 
+def two_baselines(table: Path) -> plt.Figure:
+    """The two runs of the chapter."""
+    return baselines(table, ("critic_baseline", "no_baseline"), (True,))
+
+
 def gradient_variance(table: Path) -> plt.Figure:
-    """Above: noise of the five estimates at one policy. Below: variance of two, along the training.
+    """Above: noise of three estimates at one policy. Below: variance of two, along the training.
 
     The noise is an estimator's variance over the squared length of its mean, which is what it is to find.
-    Returns to go and whole returns estimate two vectors of different lengths. Without a baseline the noise
-    hides the mean, so the length is taken from the last estimator of the same kind of credit, which has one.
+    Without a baseline the noise hides the mean, so the length is the critic's.
     """
-    lines = pd.read_csv(table)
-    figure, (above, below) = panels(2, height=2.9)
+    lines = pd.read_csv(table).query("reward_to_go")
+    figure, (above, below) = panels(2, height=2.4)
     steps = lines.env_step.unique()
     bars = lines[lines.env_step == steps[2]]  # much is learned, and it still falls
-    lengths = (bars.trace / bars.ratio).groupby(bars.reward_to_go).transform("last")
-    noises = bars.ratio.where(bars.baseline != "no_baseline", bars.trace / lengths)
-    kinds = zip(bars.baseline, bars.reward_to_go)
-    labels = [f"{baseline.replace('_', ' ')},\n{CREDIT[to_go]}" for baseline, to_go in kinds]
-    above.barh(labels, noises, color=bars.baseline.map(BASELINES))
+    length = (bars.trace / bars.ratio).iloc[-1]
+    noises = bars.ratio.where(bars.baseline != "no_baseline", bars.trace / length)
+    above.barh(bars.baseline.str.replace("_", " "), noises, color=bars.baseline.map(BASELINES))
     for y, value in enumerate(noises):
-        if np.isfinite(value):
-            digits = 1 - int(np.floor(np.log10(value)))  # two that count
-            above.text(value * 1.15, y, f"{round(value, digits):,.{max(0, digits)}f}", va="center")
-    above.set(xscale="log", xlim=(1, 1e5))
+        above.text(value * 1.15, y, f"{value:.0f}", va="center")
+    above.set(xscale="log", xlim=(1, 1e3))
     above.set_title(f"variance / (length of the mean gradient)² at step {steps[2]:,}")
     above.invert_yaxis()
     for baseline in ("no_baseline", "critic_baseline"):
-        mine = lines[lines.reward_to_go & (lines.baseline == baseline)]
-        label = f"{baseline.replace('_', ' ')}, return to go"
-        below.plot(steps, mine.trace, color=BASELINES[baseline], marker="o", label=label)
+        mine = lines[lines.baseline == baseline]
+        below.plot(steps, mine.trace, "o-", color=BASELINES[baseline], label=baseline.replace("_", " "))
     below.set(xlabel="policy frozen at environment step", yscale="log", title="variance along one training")
     return key_below(figure, below)
 
@@ -370,13 +370,13 @@ def report(log: Path, seeds: Path) -> plt.Figure:
 
 
 def pass_at_k(table: Path) -> plt.Figure:
-    """Right answers among k, untrained and trained."""
+    """Right answers among k, before GRPO and after."""
     figure, both = panels(1, 2, 3.3, sharey=True)
     readings = grouped(pd.read_csv(table), "reading")
     words = {"strict": "right, in the format asked for", "lenient": "right by the last number"}
     for axes, (reading, title) in zip(both, words.items(), strict=True):
         for i, rows in enumerate(grouped(readings[reading], "model").values()):
-            color, label = (BLUE, "trained" if i == 1 else None) if i else (GREY, "untrained")
+            color, label = (BLUE, "after GRPO" if i == 1 else None) if i else (GREY, "before GRPO")
             band(axes, rows.k, rows.pass_at_k, rows.low, rows.high, color, label, marker="o", ms=3)
         axes.set_xscale("log", base=2)
         axes.set_xticks([1, 4, 16, 64, 256], ["1", "4", "16", "64", "256"])
