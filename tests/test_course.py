@@ -139,7 +139,7 @@ def constants_of(words):
 @pytest.mark.parametrize("page", pages.that_have("^```bash$|`python ", PAGES), ids=pages.name_of)
 def test_every_command_names_a_script_and_constants_that_exist(page):
     """What readers copy. That a script runs, and refuses what it does not know, its own tests show."""
-    blocks = re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.M | re.S)
+    blocks = re.findall(r"^```bash\n(.*?)^```", page.read_text().replace("\\\n", ""), re.M | re.S)
     spans = re.findall(r"`(python [^`\n]+)`", page.read_text())
     lines = [line.split(" #")[0] for block in blocks for line in block.splitlines()] + spans
     targets = re.findall(r"^([\w-]+):", pages.MAKE, re.M)
