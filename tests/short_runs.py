@@ -109,6 +109,7 @@ def share_programs(patch):
     import grpo_variants
     from constants import Variants
     from model import llama
+    from model.llm import Llm
     from run import start, trained
 
     read = llama.pyconfig.initialize
@@ -122,11 +123,17 @@ def share_programs(patch):
         seen = {name: value for name, value in vars(c).items() if name not in beside}
         return folder.resolve(), *more, *seen.items()
 
-    patch.setattr(start, "load_llm", taken_again(
+    take = taken_again(
         start.load_llm,
         lambda c, folder, *_: name(c, folder, BESIDE_THE_MODEL),
-        lambda made: (made.actor, made, made.rollout),
-    ))  # fmt: skip
+        lambda made: (made.actor, made.rollout),
+    )
+
+    def load_llm(c, *more):
+        made = take(c, *more)
+        return Llm(c, made.actor, made.reference, made.rollout, made._how, made.mesh, made._axis_rules)
+
+    patch.setattr(start, "load_llm", load_llm)
 
     # `update` takes both as static arguments: other objects of the same constants would be traced anew.
     steps = ("NUM_BATCHES", "NUM_ITERATIONS", "LEARNING_RATE", "WARMUP_FRACTION", "MAX_GRAD_NORM", "B1", "B2",
