@@ -184,7 +184,7 @@ def read_questions(
         split: "train" or "test"; ignored for a single file.
         bad_rows: "refuse" raises if rows cannot be used; "skip" prints them and leaves them out.
         fault: says what is wrong with a ground truth; None accepts all.
-        optional: whether right answers may be missing.
+        optional: whether right answers may be missing; a row then also has `row`, as the file has it.
 
     Returns:
         Rows as from `to_question`, with `source` (the file), its `weight` and `line`, all texts, with the
@@ -311,16 +311,6 @@ def hold_out(rows: list[dict[str, str]], validation: list[dict[str, str]], count
             names.append(f"{len(drawn):,} of {source}, not trained on")
         left.append(own)
     return interleave(held)[:count], interleave(left), ", ".join(names)
-
-
-def read_inputs(name: str, fault: Fault | None = None) -> list[dict[str, Any]]:
-    """Questions for a model, from a JSON, JSONL or Parquet file; right answers are optional.
-
-    Returns:
-        Rows as from `read_questions`, with `gold`, the same as `answer`, and `row`, as the file has it.
-    """
-    rows, _ = read_questions(name, "test", constant="INPUT", fault=fault, optional=True)
-    return [row | {"gold": row["answer"]} for row in rows]
 
 
 # %% Batches ---------------------------------------------------------------------------------------------
