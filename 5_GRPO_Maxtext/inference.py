@@ -87,16 +87,14 @@ def read_arguments(arguments: Sequence[str]) -> tuple[Constants, str, Checkpoint
     c = settings.read(Constants, given)
     checkpoint = find_checkpoint(c)
     no_number = c.ANSWER and parse_number(c.ANSWER) is None
-    alike, nothing_trained = (
-        c.SAMPLING == "greedy" and (c.SAMPLES > 1 or c.PAGE),
-        c.COMPARE and not checkpoint,
-    )
+    alike = c.SAMPLING == "greedy" and (c.SAMPLES > 1 or c.PAGE)
+    no_run = c.COMPARE and not checkpoint
     for holds, fault in (
         (question and c.INPUT, f"INPUT={c.INPUT}: there is a question, too; give one of the two"),
         (c.ANSWER and not question, f"ANSWER={c.ANSWER}: there is no question that it answers; write one"),
         (no_number, f"ANSWER={c.ANSWER}: a question here is graded by its number; give one"),
         (alike, f"SAMPLES={c.SAMPLES}, PAGE={c.PAGE}: greedy answers are all alike; leave SAMPLING out"),
-        (nothing_trained, "COMPARE=True: no run to compare with; give CHECKPOINT= a run's folder"),
+        (no_run, "COMPARE=True: no run to compare with; give CHECKPOINT= a run's folder"),
     ):
         if holds:
             raise UserError(fault)

@@ -108,9 +108,13 @@ def write_page(c, path: Path, tokenizer, rows, output, log_probs, grader, about:
             columns | {"completions": texts, "points": points, "rewards": rewards},
             advantages=compute_advantages(rewards, c.SAMPLES), counts=np.ones(c.SAMPLES, bool), **log_prob,
         )  # fmt: skip
-        groups.append(group | {"step": 0, "graded": known} | ({} if known else {"answer": None}))
+        group |= {"step": 0, "graded": known} | ({} if known else {"answer": None})
+        groups.append(page.to_group(group))
     notes = ["Drawn with the sampling of inference.py; log-probabilities are at temperature 1."]
     if not all(group["graded"] for group in groups):
         notes.append("Where the right answer is not known there are no rewards: give it as ANSWER=...")
-    page.save(path, page.answers_data(groups, about, len(log_probs) > 1, notes))
+    page.save(path, {
+        "kind": "questions", "about": about, "groups": groups, "compared": len(log_probs) > 1, "notes": notes,
+        "constants": {"ADVANTAGE": "group", "ZERO_VARIANCE_GROUPS": "keep"},
+    })  # fmt: skip
     print(f"page:     {path}")
