@@ -88,15 +88,13 @@ def read_arguments(arguments: Sequence[str]) -> tuple[Constants, str, Checkpoint
     checkpoint = find_checkpoint(c)
     no_number = c.ANSWER and parse_number(c.ANSWER) is None
     alike = c.SAMPLING == "greedy" and (c.SAMPLES > 1 or c.PAGE)
+    no_run = c.COMPARE and not checkpoint
     for holds, fault in (
         (question and c.INPUT, f"INPUT={c.INPUT}: there is a question, too; give one of the two"),
         (c.ANSWER and not question, f"ANSWER={c.ANSWER}: there is no question that it answers; write one"),
         (no_number, f"ANSWER={c.ANSWER}: a question here is graded by its number; give one"),
         (alike, f"SAMPLES={c.SAMPLES}, PAGE={c.PAGE}: greedy answers are all alike; leave SAMPLING out"),
-        (
-            c.COMPARE and not checkpoint,
-            "COMPARE=True: no run to compare with; give CHECKPOINT= a run's folder",
-        ),
+        (no_run, "COMPARE=True: no run to compare with; give CHECKPOINT= a run's folder"),
     ):
         if holds:
             raise UserError(fault)
@@ -128,15 +126,14 @@ def find_checkpoint(c: Constants) -> Checkpoint | None:
 
 
 def read_rows(c: Constants, question: str) -> list[dict[str, Any]]:
-    """The questions to ask, as from `questions.read_inputs`: INPUT's, `question`, or the built-in ones."""
+    """INPUT's questions, `question`, or the built-in ones: rows as from `questions.read_questions`."""
     if c.INPUT:
-        return questions.read_inputs(c.INPUT, None if c.REWARD_FUNC else task_rewards.ground_truth_fault)
-    asked = ((question, c.ANSWER or None),) if question else QUESTIONS
-    more = {"data_source": None, "extra_info": "", "source": "the command line", "line": "1"}
-    return [
-        {"question": text, "gold": gold, "answer": gold,
-         "row": {"question": text} | ({"answer": gold} if gold else {})} | more for text, gold in asked
-    ]  # fmt: skip
+        fault = None if c.REWARD_FUNC else task_rewards.ground_truth_fault
+        return questions.read_questions(c.INPUT, "test", constant="INPUT", fault=fault, optional=True)[0]
+    asked = [(question, c.ANSWER or None)] if question else QUESTIONS
+    given = [{"question": text} | ({"answer": gold} if gold else {}) for text, gold in asked]
+    more = {"answer": None, "data_source": None, "extra_info": ""}
+    return [more | row | {"row": row} for row in given]
 
 
 def read_all(arguments: Sequence[str]):
@@ -169,16 +166,14 @@ from run import asked, process, trained
 # %% Asking -------------------------------------------------------------------------------------------------
 def make_grader(c: Constants, rows: list[dict[str, Any]]):
     """The run's rewards; they grade the rows that have an answer and a data_source."""
-    graded = [row for row in rows if row["gold"] is not None and row["data_source"]]
+    graded = [row for row in rows if row["answer"] is not None and row["data_source"]]
     return run_grader.make_grader(c.REWARDS, c.REWARD_FUNC, reward_func, graded)
 
 
 def add_prompts(c: Constants, rows, tokenizer, think_tags: bool = False) -> list[dict[str, Any]]:
     """The rows with `prompts` as in a run; warns of unknown words, UserError if a prompt is too long."""
-    system_prompt = prompts.think_prompt(c.SYSTEM_PROMPT) if think_tags else c.SYSTEM_PROMPT
-    numbered = [row | {"line": str(i)} for i, row in enumerate(rows, start=1)]
-    form = {"template": c.TEMPLATE, "system_prompt": system_prompt}
-    rows, too_long = prompts.with_prompts(numbered, tokenizer, c.MAX_PROMPT_LENGTH, **form)
+    numbered = [row | {"source": "", "line": str(i)} for i, row in enumerate(rows, start=1)]
+    rows, too_long = prompts.with_prompts(c, numbered, tokenizer, think_tags)
     for _, number, length in too_long:
         raise UserError(
             f"MAX_PROMPT_LENGTH={c.MAX_PROMPT_LENGTH}: question {number} takes {length} tokens, template "

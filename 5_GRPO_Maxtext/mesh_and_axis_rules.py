@@ -87,7 +87,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from model import llama
 from model.versions import check_versions
-from run import memory, run_folder
+from run import memory, report, run_folder
 
 
 # %% The mesh, the layer, the rules -------------------------------------------------------------------------
@@ -167,18 +167,17 @@ def run_strategy(c: Constants, strategy: Strategy) -> dict[str, Any]:
     targets = rng.standard_normal((c.BATCH_SIZE, c.MLP)).astype(np.float32)
     inputs, targets = jax.device_put((inputs, targets), (placed["inputs"], placed["outputs"]))
     whole = NamedSharding(mesh, PartitionSpec())
-    forward = (
-        jax.jit(lambda layer, x: layer(x), out_shardings=placed["outputs"]).lower(layer, inputs).compile()
-    )
+    forward = jax.jit(lambda layer, x: layer(x), out_shardings=placed["outputs"])
+    forward = forward.lower(layer, inputs).compile()
     sgd = functools.partial(train_step, learning_rate=c.LEARNING_RATE)
     step = jax.jit(sgd, out_shardings=(whole, placed["weights"], placed["inputs"]))
     step = step.lower(layer, inputs, targets).compile()
     outputs = forward(layer, inputs)
-    names = ("outputs", "loss", "weights", "input gradient")
-    results = zip(names, (outputs, *step(layer, inputs, targets)), strict=True)
+    loss, weights, gradient = step(layer, inputs, targets)
+    results = {"outputs": outputs, "loss": loss, "weights": weights, "input gradient": gradient}
     return {
         "arrays": {"inputs": inputs, "weights": layer.kernel.get_value(), "outputs": outputs},
-        "results": {name: np.asarray(array) for name, array in results},
+        "results": {name: np.asarray(array) for name, array in results.items()},
         "forward": collectives(forward.as_text(), mesh),
         "step": collectives(step.as_text(), mesh),
     }
@@ -265,10 +264,8 @@ def show_layer(result: dict[str, Any]) -> None:
 
 def markdown(rows: dict[str, dict[str, str]]) -> str:
     """A table of cells by row and column; the first column, the row names, has no header."""
-    columns = list(next(iter(rows.values())))
-    lines = [" | ".join(["", *columns]), *(" | ".join([name, *row.values()]) for name, row in rows.items())]
-    lines = [f"| {line} |" for line in lines]
-    return "\n".join([lines[0].replace("|  |", "| |"), "|---" * (len(columns) + 1) + "|", *lines[1:]])
+    head = ["", *next(iter(rows.values()))]
+    return report.table(head, *([name, *row.values()] for name, row in rows.items())).replace("|  |", "| |")
 
 
 def strategy_table(results: dict[str, dict[str, Any]]) -> str:

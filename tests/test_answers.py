@@ -105,7 +105,7 @@ def log_probs_under(run):
         nnx.update(rollout.model(), base)
         if step:
             trained.restore(rollout, trained.place_of(found)[0], step)
-        rows = inference.add_prompts(c, [row | {"source": ""} for row in rows], tokenizer)
+        rows = inference.add_prompts(c, rows, tokenizer)
         asked = [(tokenizer.encode(row["prompts"], add_special_tokens=False), answer["tokens"])
                  for row in rows for answer in row["completions"]]  # fmt: skip
         # prompt and answer at the left, where training has the prompt's padding

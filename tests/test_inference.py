@@ -69,7 +69,7 @@ def test_the_code_that_a_runs_folder_names_is_run_only_if_it_is_named_here(train
     arguments = ["CHECKPOINT=theirs", "ANSWER=1000", rows[0]["question"]]
     inference.main(arguments)
     assert not Path("ran").exists()
-    assert "check_answer (built in); the run's own are in planted.py" in capsys.readouterr().out
+    assert "rewards:    check_answer (built in); the run's own are in planted.py" in capsys.readouterr().out
     inference.main([*arguments, "REWARD_FUNC=planted.py", "REWARDS=compute_score"])
     assert Path("ran").exists() and "the run's own" not in capsys.readouterr().out
 

@@ -85,7 +85,7 @@ def test_the_report_shows_a_hostile_answer_in_a_block_and_a_hostile_source_in_a_
 @pytest.mark.parametrize("compared", [False, True])
 def test_inference_prints_questions_answers_and_votes_that_do_nothing(compared, capsys):
     grader = inference.make_grader(settings.read(inference.Constants, []), [])
-    row = {"question": EVIL, "gold": EVIL, "data_source": None, "extra_info": ""}
+    row = {"question": EVIL, "answer": EVIL, "data_source": None, "extra_info": ""}
     answers = [EVIL, f"<answer>{EVIL}</answer>"]
     asked.show([row | ({"before": answers} if compared else {}) | {"after": answers}], grader)
     said = capsys.readouterr().out

@@ -200,24 +200,26 @@ def test_gsm8k_without_a_network_is_refused(data_dir):
         read("gsm8k", "train", constant="TEST_DATASET")
 
 
+INPUTS = dict(split="test", constant="INPUT", fault=task_rewards.ground_truth_fault, optional=True)
+
+
 def test_inputs_may_have_an_answer():
     rows = [ROWS[0], {"prompt": "1 + 3?"}, {"question": "?", "answer": "2 * 2 = 4\n#### 4"}]
     columns = dict.fromkeys(("prompt", "question", "answer", "ground_truth", "data_source", "extra_info"))
     name = write("in.parquet", [columns | row for row in rows])
-    first, second, third = questions.read_inputs(name)
+    (first, second, third), _ = questions.read_questions(name, **INPUTS)
     assert first == {
-        "question": "1 + 1?", "gold": "2", "answer": "2", "data_source": "math_reasoning",
+        "question": "1 + 1?", "answer": "2", "data_source": "math_reasoning",
         "extra_info": '{"level": 1}', "source": name, "line": "1", "weight": "1.0", "row": columns | ROWS[0],
     }  # fmt: skip
-    assert (second["question"], second["gold"], second["data_source"]) == ("1 + 3?", None, None)
-    assert second["extra_info"] == "" and third["gold"] == "4" and third["line"] == "3"
+    assert (second["question"], second["answer"], second["data_source"]) == ("1 + 3?", None, None)
+    assert second["extra_info"] == "" and third["answer"] == "4" and third["line"] == "3"
 
 
 @pytest.mark.parametrize(("name", "text", "words"), CASES["inputs"])
 def test_an_input_that_cannot_be_read_is_one_line(name, text, words):
     Path(name).write_text(text)
-    said = rf"INPUT={name}: .*{re.escape(words)}"
-    refused(said, questions.read_inputs, name, task_rewards.ground_truth_fault)
+    refused(rf"INPUT={name}: .*{re.escape(words)}", questions.read_questions, name, **INPUTS)
 
 
 BAD = {line.replace("{DEEP}", DEEP): words for line, words in CASES["rows"]}
@@ -329,15 +331,14 @@ def test_a_source_keeps_its_weight_when_its_first_question_is_left_out():
 def test_a_source_whose_questions_are_all_too_long_is_named(tokenizer, capsys):
     rows, _ = read("examples/one_step,examples/two_step", "test")
 
-    def made(limit):
-        c = SimpleNamespace(SYSTEM_PROMPT="", TEMPLATE="{question}", MAX_PROMPT_LENGTH=limit)
-        return prompts.make_prompts(c, rows, "both", tokenizer, False, None)
-
-    refused("MAX_PROMPT_LENGTH=20: no question of .*two_step/test.jsonl.* the shortest takes 24 ", made, 20)
-    _, too_long = prompts.with_prompts(rows, tokenizer, 20, template="{question}", system_prompt="")
+    c = SimpleNamespace(SYSTEM_PROMPT="", TEMPLATE="{question}", MAX_PROMPT_LENGTH=20)
+    made = functools.partial(prompts.make_prompts, c, rows, "both", tokenizer, False)
+    refused("MAX_PROMPT_LENGTH=20: no question of .*two_step/test.jsonl.* the shortest takes 24 ", made, None)
+    _, too_long = prompts.with_prompts(c, rows, tokenizer, False)
     said = f"both: {len(too_long):,} of {len(rows):,} questions are longer"
     assert capsys.readouterr().out.startswith(said)
-    kept = made(28)
+    c.MAX_PROMPT_LENGTH = 28
+    kept = made(None)
     assert len(kept) == len(rows) and kept[0]["question"] in kept[0]["prompts"]
 
 

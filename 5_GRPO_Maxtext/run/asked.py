@@ -1,6 +1,6 @@
 """Answers to questions outside a run, for inference.py: graded, voted, shown, written to a file or a page.
 
-A row is a question of `questions.read_inputs`, with its completions `after` training and perhaps `before`.
+A row is a question of `questions.read_questions`, with its completions `after` training and perhaps `before`.
 """
 
 import json
@@ -22,16 +22,16 @@ WRITTEN = ("completion", "completions", "vote", "before", "correct", "correct_le
 def is_right(grader, completion: str, row: dict[str, Any]) -> tuple[bool, bool]:
     """Whether a completion is right as the run grades it, and whether its last number is right."""
     if row["data_source"] is None:  # graded by number
-        return grade(completion, row["gold"]), grade_lenient(completion, row["gold"])
-    columns = [[completion], *([row[name]] for name in ("gold", "data_source", "extra_info"))]
+        return grade(completion, row["answer"]), grade_lenient(completion, row["answer"])
+    columns = [[completion], *([row[name]] for name in ("answer", "data_source", "extra_info"))]
     return bool(grader.score(*columns)[0] >= 1), bool(grader.right_lenient(*columns)[0])
 
 
 def judged(grader, completion: str, row: dict[str, Any]) -> str:
     """ " [right]", " [wrong, right: 7]", or nothing if the right answer isn't known."""
-    if row["gold"] is None:
+    if row["answer"] is None:
         return ""
-    return " [right]" if is_right(grader, completion, row)[0] else f" [wrong, right: {row['gold']}]"
+    return " [right]" if is_right(grader, completion, row)[0] else f" [wrong, right: {row['answer']}]"
 
 
 def vote(grader, completions: list[str], data_source: str | None = None) -> tuple[str, str]:
@@ -43,22 +43,22 @@ def vote(grader, completions: list[str], data_source: str | None = None) -> tupl
 
 def show(rows: list[dict[str, Any]], grader) -> None:
     """Prints questions and answers, and how many of those with a known answer are right."""
-    names = [name for name in ("before", "after") if name in rows[0]]
+    names, right = [name for name in ("before", "after") if name in rows[0]], []
     for row in rows:
         print(shown(f"\nquestion: {row['question']}"))
         for texts in zip(*(row[name] for name in names), strict=True):
             for name, text in zip(names if len(names) > 1 else ["answer"], texts):
                 print(shown(f"{name + ':':9} {text}{judged(grader, text, row)}"))
+        winners = [vote(grader, row[name], row["data_source"]) for name in names]
         if len(row["after"]) > 1:
-            winners = [vote(grader, row[name], row["data_source"]) for name in names]
             words = f"before {winners[0][1]}, after " if len(names) > 1 else ""
             winner, last = winners[-1]
             print(shown(f"vote:     {words}{last}{judged(grader, winner, row)}"))
-    if known := [row for row in rows if row["gold"] is not None]:
-        winners = [[vote(grader, row[n], row["data_source"])[0] for n in names] for row in known]
-        right = np.array([[is_right(grader, w, row) for w in each] for each, row in zip(winners, known)])
-        for words, counts in zip(("\nright:    ", "by the last number: "), right.sum(axis=0).T):
-            print(words + ", after ".join(f"{count} of {len(known)}" for count in counts))
+        if row["answer"] is not None:
+            right.append([is_right(grader, winner, row) for winner, _ in winners])
+    if right:
+        for words, counts in zip(("\nright:    ", "by the last number: "), np.sum(right, axis=0).T):
+            print(words + ", after ".join(f"{count} of {len(right)}" for count in counts))
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]], grader) -> None:
@@ -72,7 +72,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]], grader) -> None:
             out |= {"completions": row["after"], "vote": words}
         if "before" in row:
             out["before"] = vote(grader, row["before"], row["data_source"])[0]
-        if row["gold"] is not None:
+        if row["answer"] is not None:
             out["correct"], out["correct_lenient"] = is_right(grader, completion, row)
         lines.append(json.dumps(out, ensure_ascii=False, default=str) + "\n")  # str: dates of a Parquet file
     settings.write_whole(path, "".join(lines))
@@ -95,8 +95,8 @@ def write_page(c, path: Path, tokenizer, rows, output, log_probs, grader, about:
     tokens = right_padded(output.tokens, c.TOTAL_GENERATION_STEPS, tokenizer.pad_id(), np.int32)  # [N, T]
     groups = []
     for i, row in enumerate(rows):
-        part, known = slice(i * c.SAMPLES, (i + 1) * c.SAMPLES), row["gold"] is not None
-        columns = {"question": row["question"], "answer": row["gold"] if known else "",
+        part, known = slice(i * c.SAMPLES, (i + 1) * c.SAMPLES), row["answer"] is not None
+        columns = {"question": row["question"], "answer": row["answer"] if known else "",
                    "data_source": row["data_source"] or "gsm8k", "extra_info": row["extra_info"]}  # fmt: skip
         columns = {name: np.array([value] * c.SAMPLES, dtype=object) for name, value in columns.items()}
         texts = np.array(row["after"], dtype=object)
@@ -108,9 +108,13 @@ def write_page(c, path: Path, tokenizer, rows, output, log_probs, grader, about:
             columns | {"completions": texts, "points": points, "rewards": rewards},
             advantages=compute_advantages(rewards, c.SAMPLES), counts=np.ones(c.SAMPLES, bool), **log_prob,
         )  # fmt: skip
-        groups.append(group | {"step": 0, "graded": known} | ({} if known else {"answer": None}))
+        group |= {"step": 0, "graded": known} | ({} if known else {"answer": None})
+        groups.append(page.to_group(group))
     notes = ["Drawn with the sampling of inference.py; log-probabilities are at temperature 1."]
     if not all(group["graded"] for group in groups):
         notes.append("Where the right answer is not known there are no rewards: give it as ANSWER=...")
-    page.save(path, page.answers_data(groups, about, len(log_probs) > 1, notes))
+    page.save(path, {
+        "kind": "questions", "about": about, "groups": groups, "compared": len(log_probs) > 1, "notes": notes,
+        "constants": {"ADVANTAGE": "group", "ZERO_VARIANCE_GROUPS": "keep"},
+    })  # fmt: skip
     print(f"page:     {path}")

@@ -85,7 +85,7 @@ def changes(machine: Machine, given: Mapping[str, Any]) -> dict[str, tuple[Any, 
         found["DTYPE"] = ("float32", "no bfloat16 units")
     asked = str(given.get("MODEL", "")).partition("@")[0], str(given.get("LORA_RANK", 32))
     left = {}  # GiB beside each program, by constants
-    for row in rows_of(FITS) if FITS.exists() else ():
+    for row in rows_of(FITS):
         if (row["machine"], row["algorithm"]) == (machine.name, "GRPO"):
             left.setdefault(row["constants"], []).append(float(row["left"] or "-inf"))
     runs = [dict(word.split("=") for word in text.split()) for text, gib in left.items() if min(gib) >= 0]

@@ -192,14 +192,3 @@ def with_evaluations(log: list[dict], evaluations: list[dict]) -> dict[str, list
     names = dict.fromkeys(name for row in rows.values() for name in row if not name.startswith("memory"))
     columns = {name: [rows[step].get(name, math.nan) for step in sorted(rows)] for name in names}
     return {name: [x if math.isfinite(x) else None for x in column] for name, column in columns.items()}
-
-
-# %% The page of some answers -------------------------------------------------------------------------------
-def answers_data(groups: list[dict], about: str, compared: bool, notes: list[str]) -> dict[str, Any]:
-    """The data for inference.py's page: groups of answers as in answers.jsonl, without an update.
-
-    Their `graded` is False if the right answer isn't known. `compared`: they have log-probs of two models.
-    """
-    constants = {"ADVANTAGE": "group", "ZERO_VARIANCE_GROUPS": "keep"}
-    return {"kind": "questions", "about": about, "constants": constants, "notes": notes,
-            "groups": [to_group(group) for group in groups], "compared": compared}  # fmt: skip

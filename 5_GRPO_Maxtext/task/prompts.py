@@ -35,9 +35,7 @@ def make_prompts(c, rows, source: str, tokenizer, think_tags: bool, too_long: Pa
         too_long: CSV file for the questions of more than MAX_PROMPT_LENGTH tokens, which are left out; None
             in a dry run, which writes nothing.
     """
-    system_prompt = think_prompt(c.SYSTEM_PROMPT) if think_tags else c.SYSTEM_PROMPT
-    form = {"template": c.TEMPLATE, "system_prompt": system_prompt}
-    kept, left_out = with_prompts(rows, tokenizer, c.MAX_PROMPT_LENGTH, **form)
+    kept, left_out = with_prompts(c, rows, tokenizer, think_tags)
     if left_out:
         several = "," in source
         named = ", ".join(f"{f'{file}, ' * several}row {line} ({n} tokens)" for file, line, n in left_out[:3])
@@ -103,15 +101,14 @@ def to_prompt(tokenizer, question: str, *, template: str, system_prompt: str) ->
     return prompt
 
 
-def with_prompts(
-    rows: list[dict[str, str]], tokenizer, limit: int, *, template: str, system_prompt: str
-) -> tuple[list[dict[str, str]], list[tuple[str, int, int]]]:
-    """The rows with `prompts` of at most `limit` tokens, and source, line and tokens of each row left out."""
+def with_prompts(c, rows: list[dict[str, str]], tokenizer, think_tags: bool):
+    """The rows with `prompts` short enough, and source, line and tokens of each row left out."""
     kept, too_long = [], []
+    system_prompt = think_prompt(c.SYSTEM_PROMPT) if think_tags else c.SYSTEM_PROMPT
     for row in rows:
-        prompt = to_prompt(tokenizer, row["question"], template=template, system_prompt=system_prompt)
+        prompt = to_prompt(tokenizer, row["question"], template=c.TEMPLATE, system_prompt=system_prompt)
         length = len(tokenizer.encode(prompt, add_special_tokens=False))
-        if length <= limit:
+        if length <= c.MAX_PROMPT_LENGTH:
             kept.append({"prompts": prompt} | row)
         else:
             too_long.append((row["source"], int(row["line"]), length))

@@ -97,17 +97,6 @@ def read_file(path: Path, constant: str = "DATASET") -> list[tuple[int, Any]]:
     return rows
 
 
-def checked_object(row: Any) -> dict[str, Any]:
-    """A row from `read_file` without its nulls, None or NaN, which Parquet has where a column is missing.
-
-    ValueError if it isn't an object, or contains half a character ("\\ud800"), which has no encoding.
-    """
-    if not isinstance(row, dict):
-        raise ValueError(f"not JSON ({row})" if isinstance(row, Exception) else "not an object with columns")
-    json.dumps(row, ensure_ascii=False, default=str).encode()
-    return {name: value for name, value in row.items() if value is not None and value == value}  # not NaN
-
-
 def checked_text(row: dict[str, Any], column: str) -> str:
     """The text in a column of a row; ValueError if there's none."""
     if column not in row:
@@ -142,7 +131,11 @@ def to_question(row: Any, optional: bool = False) -> dict[str, Any]:
     `row` is from `read_file`, with either set of columns; ValueError says what is wrong with it. If
     `optional`, the right answer and `data_source` are None where they're missing.
     """
-    row = checked_object(row)
+    if not isinstance(row, dict):
+        raise ValueError(f"not JSON ({row})" if isinstance(row, Exception) else "not an object with columns")
+    json.dumps(row, ensure_ascii=False, default=str).encode()  # ValueError: half a character, "\ud800"
+    # Without nulls and NaN, which Parquet has where a column is missing.
+    row = {name: value for name, value in row.items() if value is not None and value == value}
     if "ground_truth" in row:
         row["ground_truth"] = truth_text(row["ground_truth"])
     asked, given = "question", "answer"
@@ -184,7 +177,7 @@ def read_questions(
         split: "train" or "test"; ignored for a single file.
         bad_rows: "refuse" raises if rows cannot be used; "skip" prints them and leaves them out.
         fault: says what is wrong with a ground truth; None accepts all.
-        optional: whether right answers may be missing.
+        optional: whether right answers may be missing; a row then also has `row`, as the file has it.
 
     Returns:
         Rows as from `to_question`, with `source` (the file), its `weight` and `line`, all texts, with the
@@ -311,16 +304,6 @@ def hold_out(rows: list[dict[str, str]], validation: list[dict[str, str]], count
             names.append(f"{len(drawn):,} of {source}, not trained on")
         left.append(own)
     return interleave(held)[:count], interleave(left), ", ".join(names)
-
-
-def read_inputs(name: str, fault: Fault | None = None) -> list[dict[str, Any]]:
-    """Questions for a model, from a JSON, JSONL or Parquet file; right answers are optional.
-
-    Returns:
-        Rows as from `read_questions`, with `gold`, the same as `answer`, and `row`, as the file has it.
-    """
-    rows, _ = read_questions(name, "test", constant="INPUT", fault=fault, optional=True)
-    return [row | {"gold": row["answer"]} for row in rows]
 
 
 # %% Batches ---------------------------------------------------------------------------------------------
