@@ -7,8 +7,6 @@ import functools
 import importlib.util
 import inspect
 import runpy
-import shutil
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -78,10 +76,8 @@ def test_nothing_is_begun_as_it_comes(folder, capsys, monkeypatch):
 
 def scripts_own(folder, name):
     """The numbered script's own function."""
-    scripts = [
-        folders.load_all(folder).get(x)
-        for x in ("Q_Learning", "cart_pole_dqn", "reinforce", "ppo", "grpo_mnist")
-    ]
+    files = folders.load_all(folder)
+    scripts = (files.get(x) for x in ("Q_Learning", "cart_pole_dqn", "reinforce", "ppo", "grpo_mnist"))
     return next(getattr(script, name) for script in scripts if hasattr(script, name))
 
 
@@ -271,18 +267,21 @@ def test_a_readers_own_loss_is_recognised(said, tmp_path, capsys, monkeypatch):
         ("4_GRPO_MNIST", "MNIST_PATH=subset NUM_EPOCHS=1 HIDDEN_SIZE=8 NUM_SEEDS=1", 1),
     ],
 )
-def test_the_scripts_train_with_the_readers_functions(folder, arguments, runs, tmp_path):
-    """A copy of the folder with every blank filled; each function says so when it is traced or called."""
-    home, bodies = tmp_path / folder, {}
-    shutil.copytree(ROOT / folder, home, ignore=shutil.ignore_patterns("assets", "__pycache__"))
+def test_the_scripts_train_with_the_readers_functions(folder, arguments, runs, tmp_path, monkeypatch, capsys):
+    """exercises.py with every blank filled; each function says so when it is traced or called."""
+    bodies = {}
     for name in load(folder).exercise_checks.EXERCISES:
         function = ast.parse(inspect.getsource(scripts_own(folder, name))).body[0]
         bodies[name] = "\n".join([f'print("mine: {name}")', *map(ast.unparse, function.body[1:])])
-    filled(folder, bodies, home)
-    command = [sys.executable, home / "exercises.py", *arguments.split()]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    judged, trained = done.stdout.split("\nAll right.")
+    file = filled(folder, bodies, tmp_path).__file__
+    for name, module in folders.load_all(folder).items():
+        monkeypatch.setitem(sys.modules, name, module)
+        for own in bodies.keys() & vars(module).keys():
+            monkeypatch.setattr(module, own, getattr(module, own))  # a script has its own again afterwards
+    monkeypatch.setattr(load(folder).runs, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(sys, "argv", ["exercises.py", *arguments.split()])
+    runpy.run_path(file, run_name="__main__")
+    judged, trained = capsys.readouterr().out.split("\nAll right.")
     assert all(f"{name:20s} right" in judged and f"mine: {name}" in trained for name in bodies)
     assert len([*tmp_path.glob("runs/*/*/result.json")]) == runs
 
