@@ -39,8 +39,8 @@ class Exercise(NamedTuple):
     also: Callable[[Callable], str] = lambda function: ""  # what is wrong although the numbers are right
     variant: Callable[..., Callable] = variant  # (right, *mistakes) -> the function with them
 
-    def differs(self, found: Mapping[str, Any], function: Callable) -> list[str]:
-        """How its first other result differs from what was found; nan equals nan, 0 and 1 are bools."""
+    def differs(self, found: Mapping[str, Any], function: Callable) -> tuple[Any, ...]:
+        """Input, its other result, what was found, and how they differ; nan equals nan; 0, 1 are bools."""
         for given, result in self.look(function):
             a, b, how = np.asarray(found[given]), np.asarray(result), ""
             if a.shape != b.shape:
@@ -50,9 +50,8 @@ class Exercise(NamedTuple):
             elif not np.allclose(a.astype(float), b, self.tolerance, self.tolerance, equal_nan=True):
                 how = "Its numbers differ."
             if how:
-                expected, shown = (np.array2string(array, **SHOWN) for array in (b, a))
-                return [f"given     {given}", f"expected  {expected}", f"found     {shown}", how]
-        return []
+                return given, b, a, how
+        return ()
 
     def explanations(self, found: Mapping[str, Any], number: int) -> Iterator[tuple[str, ...]]:
         """The names of so many mistakes at once that give exactly what was found."""
@@ -86,8 +85,11 @@ def judge(function: Callable, exercise: Exercise) -> list[str]:
         return ["not begun"]
     except Exception as error:  # whatever it is, the reader's own line caused it: one line, no traceback
         return ["wrong", in_one_line(error, function)]
-    if not (lines := exercise.differs(found, exercise.right)):
+    if not (difference := exercise.differs(found, exercise.right)):
         return ["wrong", objection] if (objection := exercise.also(function)) else ["right"]
+    given, *arrays, how = difference
+    expected, shown = (np.array2string(array, **SHOWN) for array in arrays)
+    lines = [f"given     {given}", f"expected  {expected}", f"found     {shown}", how]
     names = next(itertools.chain(*(exercise.explanations(found, number) for number in (1, 2))), None)
     none = f"None of the {len(exercise.mistakes)} usual mistakes gives exactly this, nor do two at once."
     return ["wrong", *lines, f"This is what comes out if {'; and '.join(names)}." if names else none]
