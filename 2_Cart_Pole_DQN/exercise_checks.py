@@ -74,9 +74,8 @@ def look_at_n_step(function: Callable) -> Iterator[tuple[str, jax.Array]]:
     if not isinstance(result, tuple) or len(result) != 3 or not isinstance(result[2], Windows):
         raise ValueError("it must return three things: the sums, m, and the last transitions")
     rows = "\n".join(f"{name} {array.astype(int).tolist()}" for name, array in WINDOWS._asdict().items())
-    names = "the sums", "m", "next_obs of the last transitions"
-    for name, array in zip(names, (*result[:2], result[2].next_obs)):
-        yield f"{rows}\ngamma 0.5: {name}", array
+    names = [f"{rows}\ngamma 0.5: {name}" for name in ("the sums", "m", "next_obs of the last transitions")]
+    yield from zip(names, (*result[:2], result[2].next_obs))
 
 
 def n_step(batch, gamma):

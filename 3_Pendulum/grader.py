@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-SHOWN = {"max_line_width": 90, "precision": 5, "suppress_small": True, "threshold": 64, "edgeitems": 2}
-
 
 def variant(right: Callable, *mistakes: str) -> Callable:
     """The right function with these mistakes in it."""
@@ -88,7 +86,7 @@ def judge(function: Callable, exercise: Exercise) -> list[str]:
     if not (difference := exercise.differs(found, exercise.right)):
         return ["wrong", objection] if (objection := exercise.also(function)) else ["right"]
     given, *arrays, how = difference
-    expected, shown = (np.array2string(array, **SHOWN) for array in arrays)
+    expected, shown = (np.array2string(x, 90, 5, True, threshold=64, edgeitems=2) for x in arrays)
     lines = [f"given     {given}", f"expected  {expected}", f"found     {shown}", how]
     names = next(itertools.chain(*(exercise.explanations(found, number) for number in (1, 2))), None)
     none = f"None of the {len(exercise.mistakes)} usual mistakes gives exactly this, nor do two at once."
