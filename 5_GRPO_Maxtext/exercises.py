@@ -23,12 +23,8 @@ def group_advantage(rewards: jax.Array, num_generations: int) -> jax.Array:
 
         A_i = (R_i - mean(R_1 ... R_G)) / (std(R_1 ... R_G) + 1e-6)
 
-    Args:
-        rewards: float32 [B * G], the G answers to a question side by side.
-        num_generations: G.
-
-    Returns:
-        float32 [B * G]. The standard deviation is the sample's: it divides by G - 1.
+    Rewards and advantages are float32 [B * G], the G answers to a question side by side; num_generations is
+    G. The standard deviation is the sample's: it divides by G - 1.
     """
     raise NotImplementedError
 
@@ -37,45 +33,25 @@ def completion_mask(completions: jax.Array, eos_id: int) -> jax.Array:
     """Marks the tokens of an answer: all up to and including its first end-of-sequence token.
 
     Everything after it is padding, whatever the token. An answer that was cut off has no end-of-sequence
-    token, and all of it counts.
-
-    Args:
-        completions: int32 [N, T].
-        eos_id: the end-of-sequence token.
-
-    Returns:
-        bool [N, T].
+    token, and all of it counts. Completions are int32 [N, T], the mask is bool [N, T].
     """
     raise NotImplementedError
 
 
 def grpo_loss(
-    log_prob: jax.Array,
-    old_log_prob: jax.Array,
-    ref_log_prob: jax.Array,
-    advantage: jax.Array,
-    mask: jax.Array,
-    epsilon: float,
-    beta: float,
-) -> jax.Array:
+    log_prob: jax.Array, old_log_prob: jax.Array, ref_log_prob: jax.Array, advantage: jax.Array,
+    mask: jax.Array, epsilon: float, beta: float,
+) -> jax.Array:  # fmt: skip
     """Minus GRPO's objective (arXiv 2402.03300, eq. 3 and 4).
 
         J = mean_i mean_t [ min(ratio_t * A_i, clip(ratio_t, 1 - epsilon, 1 + epsilon) * A_i) - beta * KL_t ]
         ratio_t = pi(o_t) / pi_old(o_t)
         KL_t = pi_ref(o_t) / pi(o_t) - log(pi_ref(o_t) / pi(o_t)) - 1
 
-    mean_t is over an answer's own tokens, mean_i over the answers.
-
-    Args:
-        log_prob: float32 [N, T], log pi of each token. The gradient flows through this one only.
-        old_log_prob: float32 [N, T], under the policy that sampled the answers.
-        ref_log_prob: float32 [N, T], under the frozen reference.
-        advantage: float32 [N], one for all tokens of an answer.
-        mask: bool [N, T], False where the other arrays hold padding.
-        epsilon, beta: as in the formula.
-
-    Returns:
-        float32 [].
+    mean_t is over an answer's own tokens, mean_i over the answers. log_prob is log pi of each token, and the
+    gradient flows through this one only; old_log_prob is that of the policy that sampled the answers,
+    ref_log_prob that of the frozen reference: float32 [N, T] each. advantage is float32 [N], one for all
+    tokens of an answer; mask is bool [N, T], False where the other arrays hold padding. Returns float32 [].
     """
     raise NotImplementedError
 

@@ -3,7 +3,7 @@
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -18,25 +18,20 @@ from tools.exercises.grader import Exercise
 REWARDS = np.array([1, 0, 0.5, 0, 3, 1, 0, 1, 2, 2, 2, 2], np.float32)  # three groups; the last has no signal
 
 
-def look_at_group_advantage(function: Callable) -> dict[str, jax.Array]:
+def look_at_group_advantage(function: Callable) -> Iterator[tuple[str, jax.Array]]:
     """Three groups of four."""
-    return {f"rewards {grader.text(REWARDS)}, num_generations 4": function(jnp.asarray(REWARDS), 4)}
-
-
-def group_advantage(expression: str) -> Callable:
-    return functools.partial(which_loss.advantage, expression)
+    yield f"rewards {REWARDS.tolist()}, num_generations 4", function(jnp.asarray(REWARDS), 4)
 
 
 GROUP_ADVANTAGE = Exercise(
     look_at_group_advantage,
-    group_advantage("normal(r)"),
-    {words: group_advantage(x) for x, words in which_loss.PIECES["advantage"].items() if x != "normal(r)"}
+    which_loss.group_advantage,
+    {words: edit for edit, words in list(which_loss.PIECES["advantage"].items())[1:]}
     | {
-        "1e-6 is missing: a group of equal rewards is 0 / 0": group_advantage("normal(r, small=0)"),
-        "the groups come back as [B, G], not as [B * G]":
-            lambda rewards, G: which_loss.normal(rewards.reshape(-1, G)),
+        "1e-6 is missing: a group of equal rewards is 0 / 0": "+ 1e-6 =>",
+        "the groups come back as [B, G], not as [B * G]": ".ravel() =>",
     },
-)  # fmt: skip
+)
 
 # %% completion_mask ----------------------------------------------------------------------------------------
 COMPLETIONS = np.int32([
@@ -48,78 +43,51 @@ COMPLETIONS = np.int32([
 ])  # fmt: skip
 
 
-def look_at_mask(function: Callable) -> dict[str, jax.Array]:
-    """Checks each row separately and shows the first wrong one."""
-    mask = grader.numbers(function(jnp.asarray(COMPLETIONS), 1))
-    if mask.shape != COMPLETIONS.shape:
-        raise grader.Unusable(f"its shape is {list(mask.shape)}; expected {list(COMPLETIONS.shape)}")
-    return {f"completion {row}, eos_id 1": mask[i] for i, row in enumerate(COMPLETIONS)}
+def look_at_mask(function: Callable) -> Iterator[tuple[str, jax.Array]]:
+    """Each row separately: the first wrong one is shown."""
+    mask = function(jnp.asarray(COMPLETIONS), 1)
+    if np.shape(mask) != COMPLETIONS.shape:
+        raise ValueError(f"its shape is {list(np.shape(mask))}; expected {list(COMPLETIONS.shape)}")
+    yield from zip((f"completion {row}, eos_id 1" for row in COMPLETIONS), mask)
 
 
-def before(c: jax.Array, eos_id: int) -> jax.Array:
-    """How many end-of-sequence tokens come before this one: int [N, T]."""
-    return (c == eos_id).cumsum(axis=1) - (c == eos_id)
+def completion_mask(completions, eos_id):
+    is_eos = completions == eos_id
+    before = is_eos.cumsum(axis=1) - is_eos  # how many there are before each token
+    return before == 0
 
 
 COMPLETION_MASK = Exercise(
     look_at_mask,
-    lambda c, eos: before(c, eos) == 0,
+    completion_mask,
     {
-        "the end-of-sequence token does not count": lambda c, eos: before(c, eos) + (c == eos) == 0,
+        "the end-of-sequence token does not count": "- is_eos =>",
         "one token after the end-of-sequence token counts, too":
-            lambda c, eos: before(jnp.pad(c, ((0, 0), (1, 0)), constant_values=-1)[:, :-1], eos) == 0,
+            "before == 0 => jnp.pad(before, ((0, 0), (1, 0)))[:, :-1] == 0",
         "everything but token 0 counts: the padding is known by where it stands, not by its token":
-            lambda c, eos: c != 0,
-        "everything but the end-of-sequence token counts": lambda c, eos: c != eos,
+            "before == 0 => completions != 0",
+        "everything but the end-of-sequence token counts": "before == 0 => ~is_eos",
         "the last end-of-sequence token ends an answer, not the first":
-            lambda c, eos: (before(c, eos) == 0) | (before(c[:, ::-1], eos)[:, ::-1] + (c == eos) > 0),
+            "before == 0 => (before == 0) | is_eos[:, ::-1].cumsum(axis=1)[:, ::-1].astype(bool)",
         "argmax of an answer without end-of-sequence token is 0: all but its first token is lost":
-            lambda c, eos: jnp.arange(c.shape[1]) <= (c == eos).argmax(axis=1, keepdims=True),
+            "before == 0 => jnp.arange(is_eos.shape[1]) <= is_eos.argmax(axis=1, keepdims=True)",
         "an answer without end-of-sequence token does not count at all":
-            lambda c, eos: (before(c, eos) == 0) & (c == eos).any(axis=1, keepdims=True),
-        "the mask is upside down: True where there is padding": lambda c, eos: before(c, eos) > 0,
-        "the sum runs down the batch, not along the answer": lambda c, eos: before(c.T, eos).T == 0,
+            "before == 0 => (before == 0) & is_eos.any(axis=1, keepdims=True)",
+        "the mask is upside down: True where there is padding": "before == 0 => before > 0",
+        "the sum runs down the batch, not along the answer": "axis=1 => axis=0",
     },
 )  # fmt: skip
 
+
 # %% grpo_loss ----------------------------------------------------------------------------------------------
-BATCH = which_loss.golden_batch()
-EPSILON, BETA = BATCH["epsilon"].item(), BATCH["beta"].item()
-
-
-def look_at_loss(function: Callable) -> dict[str, jax.Array]:
+def look_at_loss(function: Callable) -> Iterator[tuple[str, jax.Array]]:
     """Value and gradient on the golden batch."""
-    names = "old_log_prob", "ref_log_prob", "grpo_advantage"
-    old, ref, advantage = (jnp.asarray(BATCH[name], jnp.float32) for name in names)
-
-    def loss(log_prob):
-        return function(log_prob, old, ref, advantage, jnp.asarray(BATCH["mask"]), EPSILON, BETA)
-
-    result = jax.eval_shape(loss, BATCH["log_prob"])  # traced as jax.jit does it in a training
-    if result.shape:
-        raise grader.Unusable(f"it returns an array {list(result.shape)}; expected one number, []")
-    value, gradient = jax.value_and_grad(loss)(BATCH["log_prob"])
-    return {
-        f"golden.npz (N = T = 12), epsilon {EPSILON}, beta {BETA}: the loss": value,
-        "the same: the loss's gradient with respect to log_prob [N, T]": gradient,
-    }
+    names = "old_log_prob", "ref_log_prob", "grpo_advantage", "mask", "epsilon", "beta"
+    arrays = [jnp.asarray(which_loss.BATCH[name]) for name in names]
+    return which_loss.look(lambda log_prob: function(log_prob, *arrays))
 
 
-def loss_from(changes: dict[str, str]) -> Callable:
-    """A loss from `which_loss` with the exercise's signature."""
-    return lambda log_prob, old, ref, advantage, *_: which_loss.loss(changes, BATCH, log_prob, advantage)
-
-
-GRPO_LOSS = Exercise(
-    look_at_loss,
-    loss_from({}),
-    {words: loss_from(changes) for (words,), changes in which_loss.changed("grpo")
-     if "advantage" not in changes},
-    lambda found: [
-        f"{one}, and if {other}" for _, one, other in
-        which_loss.looks_like({"grpo": tuple(found.values())}, 2, takes_advantage=True)
-    ],
-)  # fmt: skip
+GRPO_LOSS = which_loss.exercise("grpo", given=True)._replace(look=look_at_loss)
 
 EXERCISES = {"group_advantage": GROUP_ADVANTAGE, "completion_mask": COMPLETION_MASK, "grpo_loss": GRPO_LOSS}
 
@@ -159,8 +127,7 @@ def main(*functions: Callable) -> None:
     def judge(arguments: list[str]) -> None:
         if arguments and "=" not in arguments[0]:
             sys.exit(0 if judge_file(arguments[0]) else 1)
-        if not grader.run(EXERCISES, functions):
-            sys.exit(1)
+        grader.run(EXERCISES, functions)
         print("\nAll right. The main script trains the tiny Llama with them:")
         import grpo_llama3_1_8b_demo as script
 
@@ -171,10 +138,7 @@ def main(*functions: Callable) -> None:
 
 def judge_file(path: str) -> bool:
     """Says which loss a file holds; True if it's one of the six."""
-    function = which_loss.read_loss(path)
-    found = {method: which_loss.value_and_gradient(function, BATCH, method) for method in which_loss.METHODS}
-    takes = "advantage" in inspect.signature(function).parameters
-    near = next(filter(None, (which_loss.looks_like(found, number, takes) for number in (0, 1, 2))), [])
+    near = which_loss.what_it_is(which_loss.read_loss(path))
     for method, *words in near:
         print(f"It is {which_loss.TITLES[method]}{', but ' * bool(words)}{'; and '.join(words)}.")
     if not near:

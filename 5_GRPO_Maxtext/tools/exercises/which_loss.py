@@ -10,7 +10,6 @@ token at a time.
 
 import functools
 import inspect
-import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,27 +22,31 @@ from jax.lax import stop_gradient as fixed
 from settings import UserError
 from task.run_grader import load_file
 from tools.exercises import grader
+from tools.exercises.grader import Exercise
 
-CLOSE = 1e-5  # of a value or of a gradient's entry: float32 against float64 differs by less than 1e-6 here
-
-
-def golden_batch() -> dict[str, np.ndarray]:
-    """The arrays of golden.npz, N = 12 answers of at most T = 12 tokens, in groups of 4.
-
-    Returns:
-        log_prob, old_log_prob, ref_log_prob: float32 [N, T], with arbitrary numbers in the padding.
-        mask: bool [N, T]. rewards: float32 [N]. num_generations, max_tokens, epsilon, epsilon_high, beta.
-        For each method METHOD_advantage [N], METHOD_loss [], METHOD_gradient [N, T]: float64.
-    """
-    with np.load(Path(__file__).with_name("golden.npz")) as file:
-        return dict(file)
+# N = 12 answers of at most T = 12 tokens, in groups of 4: log_prob, old_log_prob, ref_log_prob, float32
+# [N, T], arbitrary in the padding; mask, bool [N, T]; rewards, float32 [N]; the NUMBERS. And for each method,
+# float64: METHOD_advantage [N], METHOD_loss [], METHOD_gradient [N, T].
+with np.load(Path(__file__).with_name("golden.npz")) as file:
+    BATCH = dict(file)
+ARRAYS = ("old_log_prob", "ref_log_prob", "mask", "rewards")
+NUMBERS = ("epsilon", "epsilon_high", "beta", "num_generations", "max_tokens")
+GIVEN = ("advantage", *ARRAYS, *NUMBERS)  # what a reader's loss may ask for besides log_prob
 
 
 # %% Pieces -------------------------------------------------------------------------------------------------
-def normal(groups, ddof: int = 1, small: float = 1e-6):
-    """[B, G]: how many standard deviations above the group's mean."""
-    std = groups.std(axis=1, ddof=ddof, keepdims=True)
-    return (groups - groups.mean(axis=1, keepdims=True)) / (std + small)
+def group_advantage(rewards, num_generations):
+    """[B * G]: how many standard deviations above the group's mean."""
+    r = rewards.reshape(-1, num_generations)
+    std = r.std(axis=1, ddof=1, keepdims=True)
+    A = (r - r.mean(axis=1, keepdims=True)) / (std + 1e-6)
+    return A.ravel()
+
+
+@functools.cache
+def advantage(edit: str) -> np.ndarray:
+    """Of the golden batch, [N], by `group_advantage` with an edit of its source."""
+    return grader.variant(group_advantage, edit)(BATCH["rewards"], BATCH["num_generations"])
 
 
 def answer_ratio(new, log_ratio):
@@ -56,21 +59,23 @@ def k3(d):
     return jnp.exp(d) - d - 1
 
 
-# Each piece is an expression of what is given, and of the pieces before it: r, the rewards, and above, by how
-# much they exceed their group's mean [B, G]; new, old, ref (log-probs) and mask [N, T]; lengths [N], and own,
-# the sum of an answer's log-ratios [N]; low (epsilon), high (epsilon_high), beta. The words continue "This is
-# what comes out if ..." and "It is GRPO, but ..."; GRPO's choice comes first.
+# Each other piece is an expression of what is given, and of the pieces before it: new, old, ref (log-probs)
+# and mask [N, T]; lengths [N], and own, the sum of an answer's log-ratios [N]; low (epsilon), high
+# (epsilon_high), beta. The words continue "This is what comes out if ..." and "It is GRPO, but ..."; GRPO's
+# choice comes first.
 PIECES = {
-    "advantage": {  # [B, G]
-        "normal(r)": "the advantage is divided by the group's standard deviation",
-        "normal(r, small=1e-4)": "1e-4 is added to the standard deviation, as TRL does; verl adds 1e-6",
-        "normal(r, ddof=0)": "the standard deviation is the population's (ddof=0), not the sample's",
-        "above / (r.var(1, ddof=1, keepdims=True) + 1e-6)": "the advantage is divided by the variance",
-        "above": "the advantage is not divided by the standard deviation",
-        "above * r.shape[1] / (r.shape[1] - 1)": "the baseline is the mean of the other answers",
-        "r": "the reward itself is the advantage, without a baseline",
-        "normal(r.reshape(1, -1))": "mean and standard deviation are of the whole batch, not of each group",
-        "normal(r.reshape(r.shape[::-1]).T).T": "the groups are read across: reshape(G, B), not (B, G)",
+    "advantage": {  # [N]; an edit of `group_advantage`
+        "1e-6 => 1e-6": "the advantage is divided by the group's standard deviation",
+        "1e-6 => 1e-4": "1e-4 is added to the standard deviation, as TRL does; verl adds 1e-6",
+        ", ddof=1 =>": "the standard deviation is the population's (ddof=0), not the sample's",
+        "r.std => r.var": "the advantage is divided by the variance",
+        "/ (std + 1e-6) =>": "the advantage is not divided by the standard deviation",
+        "/ (std + 1e-6) => * num_generations / (num_generations - 1)":
+            "the baseline is the mean of the other answers",
+        "A.ravel => r.ravel": "the reward itself is the advantage, without a baseline",
+        "axis=1 => axis=None": "mean and standard deviation are of the whole batch, not of each group",
+        "reshape(-1, num_generations) => reshape(num_generations, -1).T; A.ravel => A.T.ravel":
+            "the groups are read across: reshape(G, B), not (B, G)",
     },
     "A": {
         "advantage.reshape(-1, 1)": "each token gets the advantage of its answer",
@@ -126,91 +131,86 @@ PIECES = {
 }  # fmt: skip
 METHODS = {  # by name: what differs from GRPO
     "grpo": {},
-    "dr_grpo": {"advantage": "above", "kl": "0 * new", "mean": "total.sum(1).mean() / mask.shape[1]"},
+    "dr_grpo": {"advantage": "/ (std + 1e-6) =>", "kl": "0 * new",
+                "mean": "total.sum(1).mean() / mask.shape[1]"},
     "dapo": {"clipped": "ratio.clip(1 - low, 1 + high)", "kl": "0 * new",
              "mean": "total.sum() / lengths.sum()"},
     "gspo": {"ratio": "answer_ratio(new, own / lengths)", "kl": "0 * new"},
     "cispo": {"objective": "fixed(clipped) * A * new", "clipped": "ratio.clip(max=1 + high)", "kl": "0 * new",
               "mean": "total.sum() / lengths.sum()"},
-    "rloo": {"advantage": "above * r.shape[1] / (r.shape[1] - 1)", "objective": "A * new", "kl": "0 * new",
-             "mean": "total.sum(1).mean()"},
+    "rloo": {"advantage": "/ (std + 1e-6) => * num_generations / (num_generations - 1)",
+             "objective": "A * new", "kl": "0 * new", "mean": "total.sum(1).mean()"},
 }  # fmt: skip
 TITLES = dict(zip(METHODS, ("GRPO", "Dr. GRPO", "DAPO", "GSPO", "CISPO", "RLOO")))
+GRPO = {piece: next(iter(choices)) for piece, choices in PIECES.items()}
 
 
-def pieces_of(changes: dict[str, str]) -> dict[str, str]:
-    """GRPO's expression for each piece, or another from `changes`."""
-    return {piece: next(iter(choices)) for piece, choices in PIECES.items()} | changes
-
-
-def advantage(expression: str, rewards, num_generations: int):
-    """An advantage of the table, [N], of rewards [N]."""
-    r = rewards.reshape(-1, num_generations)
-    return eval(expression, globals(), {"r": r, "above": r - r.mean(axis=1, keepdims=True)}).ravel()
-
-
-def loss(changes: dict[str, str], b: dict[str, Any], log_prob: jax.Array, given=None) -> jax.Array:
-    """GRPO's loss with these changes, float32 []; a `given` advantage [N] replaces the first piece."""
-    pieces, old, mask = pieces_of(changes), b["old_log_prob"], b["mask"]
-    first = pieces.pop("advantage")
-    given = advantage(first, b["rewards"], b["num_generations"]) if given is None else given
+def loss(pieces: dict[str, str], log_prob: jax.Array, given: np.ndarray | None = None) -> jax.Array:
+    """The loss that these pieces make, float32 []; a `given` advantage [N] replaces the first piece."""
+    old, mask = BATCH["old_log_prob"], BATCH["mask"]
+    given = advantage(pieces["advantage"]) if given is None else given
     x = dict(
-        new=log_prob, old=old, ref=b["ref_log_prob"], mask=mask, lengths=mask.sum(axis=1),
-        own=((log_prob - old) * mask).sum(axis=1), low=b["epsilon"], high=b["epsilon_high"], beta=b["beta"],
-        advantage=jnp.asarray(given, jnp.float32),
+        advantage=jnp.asarray(given, jnp.float32), new=log_prob, old=old, ref=BATCH["ref_log_prob"],
+        mask=mask, lengths=mask.sum(axis=1), own=((log_prob - old) * mask).sum(axis=1),
+        low=BATCH["epsilon"], high=BATCH["epsilon_high"], beta=BATCH["beta"],
     )  # fmt: skip
-    for piece, expression in pieces.items():
-        x[piece] = eval(expression, globals(), x)
+    for piece in list(pieces)[1:]:
+        x[piece] = eval(pieces[piece], globals(), x)
     return x["loss"]
 
 
-def changed(method: str, number: int = 1) -> Iterator[tuple[tuple[str, ...], dict[str, str]]]:
-    """Variants of a method with `number` pieces replaced: the words for each, and their changes."""
-    own = pieces_of(METHODS[method])
-    others = [(piece, x) for piece, choices in PIECES.items() for x in choices if x != own[piece]]
-    for chosen in itertools.combinations(others, number):
-        if len(dict(chosen)) == number:
-            yield tuple(PIECES[piece][x] for piece, x in chosen), METHODS[method] | dict(chosen)
+def look(loss: Callable) -> Iterator[tuple[str, jax.Array]]:
+    """Value and gradient on the golden batch of a loss of log_prob alone."""
+    value, constants = loss(BATCH["log_prob"]), f"epsilon {BATCH['epsilon']}, beta {BATCH['beta']}"
+    if np.ndim(value):
+        raise ValueError(f"it returns an array {list(np.shape(value))}; expected one number, []")
+    yield f"golden.npz (N = T = 12), {constants}: the loss", value
+    gradient = jax.grad(loss)(BATCH["log_prob"])
+    yield "the same: the loss's gradient with respect to log_prob [N, T]", gradient
+
+
+def exercise(method: str, given: bool) -> Exercise:
+    """A method, and the other choices of each piece as mistakes; of the advantage unless it is `given`."""
+    own = GRPO | METHODS[method]
+    mistakes = {
+        words: (piece, x) for piece in list(PIECES)[given:] for x, words in PIECES[piece].items()
+        if x != own[piece]
+    }  # fmt: skip
+
+    def variant(right: Any, *changes: tuple[str, str]) -> Callable:
+        pieces, advantage = own | dict(changes), BATCH[f"{method}_advantage"] if given else None
+        return lambda log_prob, *_: loss(pieces, log_prob, advantage)
+
+    return Exercise(look, variant(None), mistakes, variant=variant)
 
 
 # %% A reader's own loss ------------------------------------------------------------------------------------
-ARRAYS = ("log_prob", "old_log_prob", "ref_log_prob", "mask", "advantage", "rewards")
-NUMBERS = ("epsilon", "epsilon_high", "beta", "num_generations", "max_tokens")
-
-
 def read_loss(path: str) -> Callable:
     """The function `loss` of a file; raises UserError if there's none that takes the golden batch."""
     function = getattr(load_file(Path(path), "loss"), "loss", None)
     if not callable(function):
         raise UserError(f"{path}: has no function `loss`; name yours so")
     needed = [name for name, p in inspect.signature(function).parameters.items() if p.default is p.empty]
-    if not {"log_prob"} <= set(needed) <= set(ARRAYS + NUMBERS):
-        may = f"log_prob and any of {', '.join(ARRAYS[1:] + NUMBERS)}"
+    if not {"log_prob"} <= set(needed) <= {"log_prob", *GIVEN}:
+        may = f"log_prob and any of {', '.join(GIVEN)}"
         raise UserError(f"{path}: loss asks for {', '.join(needed)}; its arguments may be {may}")
     return function
 
 
-def value_and_gradient(function: Callable, b: dict[str, Any], method: str) -> tuple[float, np.ndarray]:
-    """A reader's loss and its gradient on the golden batch, with a method's advantages if it takes any."""
-    b = b | {"advantage": b[f"{method}_advantage"].astype(np.float32)}
-    given = {name: jnp.asarray(b[name]) for name in ARRAYS} | {name: b[name].item() for name in NUMBERS}
-    wanted = {name: given[name] for name in inspect.signature(function).parameters if name in given}
-    log_prob = wanted.pop("log_prob")
-    try:
-        value, gradient = jax.value_and_grad(lambda x: function(log_prob=x, **wanted))(log_prob)
-    except Exception as error:
-        raise UserError(f"the loss, {grader.in_one_line(error, function)}") from None
-    return float(value), np.asarray(gradient)
-
-
-def looks_like(found: dict[str, tuple], number: int, takes_advantage: bool) -> list[tuple[str, ...]]:
-    """Methods with `number` pieces replaced that give what was `found`: (method, words ...)."""
-    b, same = golden_batch(), []
-    for method, (value, gradient) in found.items():
-        given = b[f"{method}_advantage"] if takes_advantage else None
-        for words, changes in changed(method, number):
-            compute = functools.partial(loss, changes, b, given=given)
-            near = abs(float(compute(b["log_prob"])) - value) <= CLOSE  # the gradient takes longer
-            if near and np.allclose(jax.grad(compute)(b["log_prob"]), gradient, rtol=0, atol=CLOSE):
-                same.append((method, *words))
-    return same
+def what_it_is(function: Callable) -> list[tuple[str, ...]]:
+    """Which methods a reader's loss may be, each with the fewest mistakes, two at most, that explain it."""
+    wanted = inspect.signature(function).parameters.keys() - {"log_prob"}
+    exercises = {method: exercise(method, "advantage" in wanted) for method in METHODS}
+    found = {}
+    for method in METHODS:
+        advantage = jnp.asarray(BATCH[f"{method}_advantage"], jnp.float32)
+        given = {name: jnp.asarray(BATCH[name]) for name in ARRAYS} | {"advantage": advantage}
+        given |= {name: BATCH[name].item() for name in NUMBERS}
+        loss = functools.partial(function, **{name: given[name] for name in wanted & given.keys()})
+        try:
+            found[method] = dict(look(lambda log_prob, loss=loss: loss(log_prob=log_prob)))
+        except Exception as error:
+            raise UserError(f"your loss: {grader.in_one_line(error, function)}") from None
+    explained = ([(method, *words) for method, one in exercises.items()
+                  for words in one.explanations(found[method], number)] for number in (0, 1, 2))  # fmt: skip
+    return next(filter(None, explained), [])
