@@ -45,6 +45,13 @@ def shared_programs():
         yield
 
 
+@pytest.fixture
+def empty_folder(tmp_path, monkeypatch):
+    """The current folder, with nothing in it: a file's tests have it by `pytestmark`."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory):
     """A finished run of short_runs.SHORT: its folder, with run/ and said.txt; copy it to change it."""

@@ -16,7 +16,7 @@ import time
 
 import numpy as np
 import pytest
-from short_runs import HANGS, SHORT
+from short_runs import HANGS, SHORT, saved_steps
 
 import settings
 from run.run_files import read_log
@@ -136,11 +136,6 @@ class Job:
         """The time that each step in the first host's log took; it tells a step that was computed again."""
         return {int(row["step"]): row["seconds"] for row in read_log(self.run / "train_log.csv")}
 
-    def saved(self):
-        """The steps whose checkpoint is whole; Orbax names it last."""
-        folder = self.run / "checkpoints"
-        return sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit())
-
 
 def test_a_killed_task_sends_the_job_back_into_the_queue_and_both_train_as_one(cluster, finished, tmp_path):
     """It goes on after the step SAVED, and its curves are those of one process.
@@ -150,7 +145,7 @@ def test_a_killed_task_sends_the_job_back_into_the_queue_and_both_train_as_one(c
     token in one answer moves the length by 2e-3 of it.
     """
     job, alone = Job(cluster, tmp_path), read_log(finished / "run" / "train_log.csv")
-    wait_for(lambda: SAVED in job.saved(), "no checkpoint")
+    wait_for(lambda: SAVED in saved_steps(job.run), "no checkpoint")
     before = job.seconds()
     assert SAVED in before and STEPS not in before  # the row of a step is there before its checkpoint
     # PID JOBID STEPID LOCALID GLOBALID; the batch script is in the list, too

@@ -126,11 +126,10 @@ def log_probs_under(run):
     return under
 
 
-@pytest.mark.parametrize("step", [3, 4])
-def test_log_probs_are_those_of_the_checkpoints_before_and_after_the_step(log_probs_under, rows, step):
-    mine = [row for row in rows if row["step"] == step]
+def test_log_probs_are_those_of_the_checkpoints_before_and_after_the_step(log_probs_under, rows):
+    mine = [row for row in rows if row["step"] == STEPS]
     written = [answer for row in mine for answer in row["completions"]]
-    for name, checkpoint in (("log_prob", step - 1), ("log_prob_after", step), ("log_prob_reference", 0)):
+    for name, checkpoint in (("log_prob", STEPS - 1), ("log_prob_after", STEPS), ("log_prob_reference", 0)):
         for answer, expected in zip(written, log_probs_under(checkpoint, mine), strict=True):
             # five decimals, and float32 sums in another order and at other lengths
             np.testing.assert_allclose(answer[name], expected, atol=5e-5)

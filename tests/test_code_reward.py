@@ -1,7 +1,5 @@
 """Programs that cheat (hostile_programs.toml) and programs that solve the task: only the second earn."""
 
-import csv
-import itertools
 import os
 import subprocess
 import sys
@@ -10,12 +8,11 @@ import tomllib
 from pathlib import Path
 
 import hostile_programs
-import pages
 import pytest
 from hostile_programs import HANG_SECONDS, KINDS, PROGRAMS, SECRET, filled
+from measure.columns import read_csv
 
 from sandbox import box, warden
-from settings import UserError
 from task import code_grading
 from task.code_grading import compute_score, extract_code, read_statements, same_output
 from tools import code_reward
@@ -50,17 +47,10 @@ def test_nothing_is_left_of_the_hostile_programs_and_nothing_was_reached(kind, o
     assert not outcomes[kind].outlived
 
 
-@pytest.mark.parametrize("language", pages.LANGUAGES)
-def test_the_table_of_the_hostile_programs_is_the_committed_csv(language):
-    with open(FOLDER / "assets" / "hostile_programs.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    wanted = itertools.product(box.SENTENCES, ("root", "another"))
-    assert {(row["protection"], row["user"]) for row in rows} == set(wanted)
-    for row in rows:
-        assert int(row["tried"]) == len(hostile_programs.names(row["protection"]))
-        cells = [row[name] for name in ("tried", "paid", "escaped", "outlived", "crashed")]
-        line = f"| `{row['protection']}` | {row['user']} | {' | '.join(cells)} |"
-        assert line in pages.text(FOLDER, language)
+def test_the_committed_table_is_of_these_programs():
+    rows = read_csv(FOLDER / "assets" / "hostile_programs.csv")
+    tried = {(row["protection"], int(row["tried"])) for row in rows}
+    assert tried == {(kind, len(hostile_programs.names(kind))) for kind in box.SENTENCES}
 
 
 @pytest.mark.parametrize("name", ["reads the tests' file", "searches the disk"])
@@ -271,10 +261,3 @@ def test_the_command_prints_protection_and_score(tmp_path, capsys):
             path.write_text(text)
         code_reward.main([f"ANSWER={files[0]}", f"TESTS={files[1]}"])
         assert capsys.readouterr().out.splitlines() == [protection, "score: 0.500", f"failed: {failed}"]
-
-
-@pytest.mark.parametrize(("arguments", "words"), CASES["a_command_that_cannot_work_is_refused_in_one_line"])
-def test_a_command_that_cannot_work_is_refused_in_one_line(arguments, words):
-    with pytest.raises(UserError, match=words) as error:
-        code_reward.main(arguments)
-    assert "\n" not in str(error.value)

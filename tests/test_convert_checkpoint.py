@@ -26,9 +26,7 @@ GOLDEN = Path(__file__).resolve().parent / "golden"
 LLAMA8B_LAYOUT = "llama31_rope"  # grouped kv heads, llama3 rope scaling, an output layer of its own
 
 
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 def metadata(checkpoint):
@@ -82,10 +80,11 @@ def test_maxtext_loads_the_converted_checkpoint_and_gives_the_logits_of_transfor
     np.testing.assert_allclose(logits, golden["logits"], rtol=0, atol=tolerance(golden))
 
 
-@pytest.mark.parametrize("scan_layers", [True, False])
 @pytest.mark.parametrize(
-    "name", [LLAMA8B_LAYOUT, "grouped_kv_heads", "tied_embeddings", "qwen3", "qwen3_tied"]
-)
+    ("name", "scan_layers"),
+    [(LLAMA8B_LAYOUT, True), (LLAMA8B_LAYOUT, False), ("tied_embeddings", True), ("qwen3", False),
+     ("qwen3_tied", True)],
+)  # fmt: skip
 def test_a_round_trip_of_a_bfloat16_checkpoint_gives_the_same_bits(name, scan_layers):
     model = in_bfloat16(name)
     convert.main([f"SOURCE={model}", "TARGET=mt", f"SCAN_LAYERS={scan_layers}"])
@@ -154,10 +153,6 @@ def test_what_a_run_trained_becomes_a_folder_with_the_same_logits(scan_layers):
 
 
 FAULTS = {
-    "TARGET is empty": ["SOURCE=x"],
-    "TARGET=.: exists already": ["SOURCE=tiny_llama", "TARGET=."],
-    "TARGET=/dev/null/t: Not a directory; choose": ["SOURCE=tiny_llama", "TARGET=/dev/null/t"],
-    "SOURCE=nowhere: neither a folder nor": ["SOURCE=nowhere", "TARGET=t"],
     "MODEL=: SOURCE=mt is not in a run.* give MODEL": ["SOURCE=mt", "TARGET=t"],
     "MODEL=.*grouped_kv_heads: its weight .* is .*, SOURCE=mt holds": [
         "SOURCE=mt", "TARGET=t", f"MODEL={GOLDEN / 'grouped_kv_heads'}",

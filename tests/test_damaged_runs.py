@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from run import checkpoints, process, run_folder, trained
 from run.run_files import checkpoint_at, read_log
 from settings import UserError
 from tools import convert_checkpoint as convert
-from tools import show_run
+from tools import pass_at_k, show_run
 
 
 @pytest.fixture
@@ -67,7 +66,6 @@ def contents(folder):
 
 
 REFUSED = {  # name: (what is done to the run, what is said)
-    "constants cut": (lambda run: cut(run / "constants.json"), "RUN_DIR=run: its constants.json is damaged"),
     "before cut": (lambda run: cut(run / "before.json"), "before.json is lost or damaged, and after"),
     "the only checkpoint": (
         lambda run: [*map(shutil.rmtree, run.glob("checkpoints/[246]")), cut_arrays(run / "checkpoints/8")],
@@ -146,10 +144,8 @@ def newest(root):
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_a_damaged_checkpoint_is_named_and_never_passed_over(toy, name):
     CHECKPOINTS[name](toy / "2")
-    there, words = (
-        contents(toy),
-        r"^checkpoint 2 in .* cannot be read .*\(.+\); .*move it away to go on from 1$",
-    )
+    there = contents(toy)
+    words = r"^checkpoint 2 in .* cannot be read .*\(.+\); .*move it away to go on from 1$"
     with pytest.raises(UserError, match=words):
         newest(toy)
     assert contents(toy) == there
@@ -197,13 +193,14 @@ def test_json_that_can_be_read_and_is_none_of_ours_is_one_line(run, name):
         show_run.main(["run"])
 
 
-@pytest.mark.parametrize("arguments", [["show_run", "run"], ["pass_at_k", "RUN_DIR=file/x"]])
-def test_a_folder_that_cannot_be_written_is_one_line(arguments, run):
+@pytest.mark.parametrize(("tool", "argument"), [(show_run, "run"), (pass_at_k, "RUN_DIR=file/x")])
+def test_a_folder_that_cannot_be_written_is_one_line(tool, argument, run, monkeypatch, capsys):
     Path("file").touch()
     (run / "report.partial").mkdir()
-    command = [sys.executable, settings.HERE / "tool.py", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2 and re.fullmatch(r"error: .*; choose a folder .*\n", done.stderr), done.stderr
+    monkeypatch.setattr(sys, "argv", ["tool.py", argument])
+    with pytest.raises(SystemExit):
+        settings.answer(tool.main)
+    assert re.fullmatch(r"error: .*; choose a folder .*\n", capsys.readouterr().err)
 
 
 def test_a_profile_dir_that_cannot_be_made_is_refused_before_the_first_step(tmp_path):

@@ -3,11 +3,11 @@
 import dataclasses
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from test_page import data_of
 
 import grpo_llama3_1_8b_demo as demo
 import inference
@@ -19,10 +19,7 @@ from settings import HERE, UserError
 from task.grading import extract_answer, grade, last_number
 from task.run_grader import COURSE_REWARDS
 
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 @pytest.mark.parametrize("column", ["laptop", "tpu"])
@@ -120,8 +117,7 @@ def test_the_page_has_graded_answers_and_what_training_did_to_their_tokens(train
     question, gold = rows[0]["question"], rows[0]["answer"]
     inference.main([f"CHECKPOINT={run_dir}", "PAGE=True", f"ANSWER={gold}", question])
     assert f"page:     {run_dir}/answers.html" in capsys.readouterr().out
-    text = (run_dir / "answers.html").read_text()
-    data = json.loads(text.split('id="data">')[1].split("</script>")[0])
+    data = data_of(run_dir / "answers.html")
     [group] = data["groups"]
     assert (group["question"], group["answer"], group["graded"]) == (question, gold, True)
     assert data["kind"] == "questions" and data["compared"] and len(group["completions"]) == 8
@@ -193,51 +189,6 @@ def test_an_inputs_data_source_says_who_grades_and_what_has_no_answer_is_not_gra
     asked.write_rows(Path("out.jsonl"), rows, grader)
     graded = [json.loads(line).get("correct") for line in Path("out.jsonl").read_text().splitlines()]
     assert graded == [True, True, True, False, None]
-
-
-LONG = "Tom has 2 apples and " * 9
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--samples", "3"], ["'--samples'", "NAME=value", "SAMPLES"]),
-        ([""], ["question is empty"]),
-        (["INPUT=a.jsonl", "How many?"], ["INPUT=a.jsonl", "one of the two"]),
-        (["SAMPLING=greedy", "SAMPLES=2"], ["SAMPLES=2", "all alike"]),
-        (["CHECKPOINT=base", "COMPARE=True"], ["COMPARE=True", "run's folder"]),
-        (["CHECKPOINT=nowhere"], ["CHECKPOINT=nowhere", "constants.json"]),
-        (["CHECKPOINT=empty"], ["CHECKPOINT=empty", "no checkpoint"]),
-        (["INPUT=bad.jsonl"], ["INPUT=bad.jsonl", "row 2", "not JSON"]),
-        (["INPUT=good.jsonl", "OUTPUT=bad.jsonl"], ["OUTPUT=bad.jsonl", "exists"]),
-        (["INPUT=good.jsonl", "OUTPUT=no/a.jsonl"], ["OUTPUT=no/a.jsonl", "folder"]),
-        (["CHECKPOINT=strange"], ["TEMPLATE='{answer}'", "{answer}", "write {question}"]),
-        (["ANSWER=3"], ["ANSWER=3: there is no question"]),
-        (["ANSWER=seven", "3 + 4?"], ["ANSWER=seven", "graded by its number"]),
-        (["PAGE=True", "SAMPLING=greedy"], ["PAGE=True: greedy"]),
-        (["INPUT=cooking.jsonl"], ["cooking.jsonl, row 1: data_source 'cooking'"]),
-        (["CHECKPOINT=base", LONG], ["MAX_PROMPT_LENGTH=28", "question 1 takes", "raise"]),
-    ],
-)
-def test_what_is_wrong_is_one_line_and_exit_code_2(arguments, words, monkeypatch, capsys):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    good = json.dumps({"question": "How many?"}) + "\n"
-    files = {"good": good, "bad": good + "{",
-             "cooking": '{"prompt": "?", "ground_truth": "4", "data_source": "cooking"}'}  # fmt: skip
-    for name, text in files.items():
-        Path(f"{name}.jsonl").write_text(text)
-    for name, text in (("empty", '{"MODEL": "tiny_llama"}'),
-                       ("strange", '{"MODEL": "tiny_llama", "TEMPLATE": "{answer}"}')):  # fmt: skip
-        Path(name).mkdir()
-        Path(name, "constants.json").write_text(text)
-    monkeypatch.setattr(sys, "argv", ["inference.py", *arguments])
-    with pytest.raises(SystemExit) as stopped:
-        settings.run(inference.main)
-    assert stopped.value.code == 2
-    line = capsys.readouterr().err.strip()
-    assert line.startswith("error: ") and "\n" not in line
-    for word in words:
-        assert word in line
 
 
 def test_a_step_that_was_not_saved_is_refused_with_those_that_were(trained):

@@ -21,7 +21,6 @@ from tunix.rl.grpo.grpo_learner import GRPOConfig, TrainExample
 
 import grpo_by_hand as by_hand
 import grpo_llama3_1_8b_demo as demo
-import grpo_variants as variants
 import settings
 from model.log_probs import mean_metrics
 
@@ -167,9 +166,7 @@ def test_the_ratio_is_bounded_where_its_exponential_would_overflow():
 
 
 @pytest.mark.parametrize("old", [OLD, None])
-@pytest.mark.parametrize(
-    ("cap", "algorithm"), [(1.0, "grpo"), (2.0, "grpo"), (100.0, "grpo"), (2.0, "gspo-token")]
-)
+@pytest.mark.parametrize(("cap", "algorithm"), [(2.0, "grpo"), (100.0, "grpo"), (2.0, "gspo-token")])
 def test_sampler_correction_equals_tunixs_on_the_same_numbers(old, cap, algorithm):
     """Tunix's agentic learner makes the weights outside of its loss, by the formula that stands here."""
     constants = (f"SAMPLER_CORRECTION={cap}", "BETA=0.5", f"LOSS_ALGO={algorithm}", "EPSILON=0.5")
@@ -220,8 +217,7 @@ def test_the_entropy_bonus_and_its_gradient():
 
 
 @pytest.mark.parametrize("kind", ["token", "token-mask", "sequence", "sequence-mask"])
-@pytest.mark.parametrize("cap", [1.25, 2.0])
-def test_each_sampler_weight_by_hand(kind, cap):
+def test_each_sampler_weight_by_hand(kind, cap=1.25):
     """Answer by answer in Python floats; the first has 3 tokens of its own, the second 2."""
     expected = np.zeros(SAMPLER.shape)
     for answer, tokens in enumerate(MASK.sum(axis=1).astype(int)):
@@ -234,12 +230,9 @@ def test_each_sampler_weight_by_hand(kind, cap):
                 "sequence": min(of_all, cap),
                 "sequence-mask": of_all if of_all <= cap else 0.0,
             }[kind]
-    sampler = np.where(MASK, SAMPLER, -5.0)  # padding has no say in an answer's ratio
-    batch = SimpleNamespace(old_log_prob=OLD, sampler_log_prob=sampler, mask=MASK)
-    weight = variants.SAMPLER_WEIGHTS[kind](batch, cap)
-    np.testing.assert_allclose(np.broadcast_to(weight, MASK.shape) * MASK, expected, **CLOSE)
     constants = (f"SAMPLER_CORRECTION={cap}", f"SAMPLER_WEIGHT={kind}", "BETA=0.0")
-    value, *_ = loss_of(*constants)
+    sampler = np.where(MASK, SAMPLER, -5.0)  # padding has no say in an answer's ratio
+    value, *_ = loss_of(*constants, sampler_log_prob=sampler)
     np.testing.assert_allclose(value, mean_of_means(clipped_by_hand() * expected), **CLOSE)
 
 

@@ -74,12 +74,6 @@ def test_the_batch_of_a_card_is_the_largest_that_was_compiled_and_fits(tmp_path,
         assert batch == settings.read(demo.Constants, [*QWEN, *asked.split()]).BATCH_SIZE, asked
 
 
-def test_the_laptop_column_is_the_same_on_every_machine():
-    for machine in map(machines.named, ("t4", "v6e-8")):
-        assert settings.read(demo.Constants, [], machine=machine) == settings.read(demo.Constants, [])
-    assert [machines.named(name) for name in ("t5", "0xt4", "v6e", "v6e-0", "v4-8", "")] == [None] * 6
-
-
 @pytest.mark.parametrize("kernel", ["dot_product", "flash", "autoselected"])
 def test_what_cannot_decode_is_refused_and_maxtext_itself_says_which_that_is(kernel, monkeypatch):
     folder, hf = llama.load_hf_config("tiny_llama")

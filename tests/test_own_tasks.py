@@ -21,9 +21,7 @@ from task import prompts, run_grader
 EXAMPLES = HERE / "examples"
 
 
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 def constants(*arguments):
@@ -136,8 +134,6 @@ def test_the_prompt_asks_for_the_tags_that_are_rewarded():
     assert "between <reasoning> and </reasoning>" in prompt_of()
     prompt = prompt_of("REWARDS=correctness_reward,mark_reward")
     assert "between <think> and </think>" in prompt and "reasoning>" not in prompt
-    with pytest.raises(UserError, match="mark_reward wants <think>, match_format_"):
-        demo.main(["REWARDS=mark_reward,match_format_exactly"])
 
 
 def graded(pairs, texts):

@@ -278,10 +278,3 @@ def test_two_runs_are_laid_over_each_other_unless_they_were_asked_other_question
         (other / file).write_text(text)
     with pytest.raises(UserError, match="EVAL_CONFIG=standard"):
         change("constants.json", json.dumps(constants | {"EVAL_CONFIG": "standard"}))
-
-
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["nowhere"], ["a", "b", "c"]])
-def test_a_wrong_folder_is_one_line(tmp_path, monkeypatch, arguments):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"RUN_DIR|runs/mine"):
-        show_run.main(arguments)

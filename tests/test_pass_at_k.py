@@ -9,18 +9,15 @@ import shutil
 import numpy as np
 import pytest
 
-import settings
 from model.rollout import MaxTextRollout
-from settings import HERE, UserError
+from settings import HERE
 from task.grading import grade, last_number
 from tools import pass_at_k
 
 NUM_QUESTIONS, SAMPLES = 5, 8
 
 
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 @pytest.mark.parametrize(("n", "c", "k"), [(5, 0, 2), (5, 2, 3), (5, 5, 1), (6, 1, 6), (6, 3, 4), (1, 1, 1)])
@@ -84,14 +81,3 @@ def test_counts_and_table_of_real_runs(run, monkeypatch):
         assert (row["questions"], row["samples"]) == (str(NUM_QUESTIONS), str(SAMPLES))
     assert not np.array_equal(by_model[0], by_model[1])
     assert (by_model[..., :4] != by_model[..., 4:]).any()  # each batch has draws of its own
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [(["SAMPLES=1"], "SAMPLES=1: must be greater than or equal to 2"), ([], "there is no run yet"),
-     (["CHECKPOINT=nowhere"], "CHECKPOINT=nowhere: not in a run")],
-)  # fmt: skip
-def test_what_is_wrong_is_one_line(arguments, message):
-    with pytest.raises(UserError, match=message):
-        pass_at_k.main([*arguments, "RUN_DIR=out"])
-    assert settings.read(pass_at_k.Constants, []).SAMPLES == 256

@@ -82,14 +82,14 @@ def test_the_report_shows_a_hostile_answer_in_a_block_and_a_hostile_source_in_a_
     assert block.count("# taken over") == markdown.count("# taken over") == 4
 
 
-@pytest.mark.parametrize("compared", [False, True])
-def test_inference_prints_questions_answers_and_votes_that_do_nothing(compared, capsys):
+def test_inference_prints_questions_answers_and_votes_that_do_nothing(capsys):
     grader = inference.make_grader(settings.read(inference.Constants, []), [])
     row = {"question": EVIL, "answer": EVIL, "data_source": None, "extra_info": ""}
     answers = [EVIL, f"<answer>{EVIL}</answer>"]
-    asked.show([row | ({"before": answers} if compared else {}) | {"after": answers}], grader)
-    said = capsys.readouterr().out
-    assert not obeyed(said) and "gnp.exe" in said and "right: \\x1b[2J" in said.replace("\n", "")
+    for before in ({}, {"before": answers}):
+        asked.show([row | before | {"after": answers}], grader)
+        said = capsys.readouterr().out
+        assert not obeyed(said) and "gnp.exe" in said and "right: \\x1b[2J" in said.replace("\n", "")
 
 
 def test_names_from_the_folder_of_a_run_do_nothing(tmp_path, monkeypatch, capsys):

@@ -1,7 +1,6 @@
 """Questions: every set of columns and file type, several sources mixed, bad rows counted and named."""
 
 import copy
-import csv
 import datetime
 import decimal
 import functools
@@ -15,7 +14,6 @@ from types import SimpleNamespace
 import grain
 import huggingface_hub
 import numpy as np
-import pages
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -35,9 +33,7 @@ ROWS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 @pytest.fixture(scope="module")
@@ -120,26 +116,17 @@ def test_held_out_questions_are_the_validation_file_or_drawn_from_the_training_q
     assert asks(questions.hold_out(alone[:9], [], 8)[0]) == []  # too few to give any away
 
 
-@pytest.mark.parametrize("order", ["sorted", "alternating"])
-def test_a_held_out_set_has_every_kind_of_question_whatever_their_order(order):
-    """Ten kinds of 100 questions, as in a file that is sorted by class, or repeats a pattern."""
-    kinds = sorted(list(range(10)) * 100) if order == "sorted" else list(range(10)) * 100
-    rows = [{"question": f"{kind} of {i}", "source": "mine.jsonl"} for i, kind in enumerate(kinds)]
+@pytest.mark.parametrize("alternates", [False, True])
+def test_a_held_out_set_has_every_kind_of_question_and_none_that_is_trained_on(alternates):
+    """Ten kinds of 50 questions, sorted by class or in a pattern; each is there twice, in other letters."""
+    asked = [(kind, i) for i in range(50) for kind in range(10)]
+    texts = [f"{kind} of {i}" for kind, i in (asked if alternates else sorted(asked))]
+    rows = [{"question": text, "source": "mine.jsonl"} for t in texts for text in (t, f" {t.upper()}  ")]
     held, left, _ = questions.hold_out(rows, [], 100)
-    counts = [sum(asked.startswith(f"{kind} ") for asked in asks(held)) for kind in range(10)]
-    assert len(held) == 100 and len(left) == 900
-    assert min(counts) >= 3  # a fair draw has fewer with probability 0.02; the seed is fixed
-
-
-def test_the_same_question_is_never_both_held_out_and_trained_on():
-    rows = []
-    for i in range(400):
-        asked = f"What is {i // 4}  of it?" if i % 2 else f"what is {i // 4} of it? "
-        rows.append({"question": asked, "source": "m.jsonl"})
-    held, left, _ = questions.hold_out(rows, [], 30)
-    assert len(held) == 28  # seven groups of four
-    number = re.compile(r"\d+")
-    assert not {number.search(a)[0] for a in asks(held)} & {number.search(a)[0] for a in asks(left)}
+    names = [{question.strip().lower() for question in asks(part)} for part in (held, left)]
+    assert len(held) == 100 and len(names[0]) == 50 and not names[0] & names[1]
+    counts = [sum(name.startswith(f"{kind} ") for name in names[0]) for kind in range(10)]
+    assert min(counts) >= 1  # a fair draw of 50 misses a kind with probability 0.04; the seed is fixed
 
 
 def test_lines_are_counted_as_an_editor_counts_them():
@@ -375,19 +362,6 @@ def test_the_grids_answers_are_the_best_returns(name, monkeypatch):
             assert row["answer"] == f"{best:.2f}"
 
 
-def test_the_think_models_tokens_are_renamed_and_nothing_else(monkeypatch, tokenizer):
-    monkeypatch.syspath_prepend(EXAMPLES)
-    import make_examples
-
-    make_examples.make_think_model(Path("runs/tiny_think"))
-    think = transformers.AutoTokenizer.from_pretrained("runs/tiny_think")
-    text = "<reasoning>2+3=5</reasoning><answer>5</answer>"
-    assert think.encode(text.replace("reasoning", "think")) == tokenizer.encode(text)
-    assert think.decode(tokenizer.encode(text)) == text.replace("reasoning", "think")
-    weights = [p / "model.safetensors" for p in (Path("runs/tiny_think"), HERE / "tiny_llama")]
-    assert weights[0].read_bytes() == weights[1].read_bytes()
-
-
 @pytest.mark.parametrize(
     ("chat_template", "words"), CASES["a_chat_template_that_does_not_ask_the_question_is_refused"]
 )
@@ -406,15 +380,3 @@ def test_a_template_that_asks_nothing_or_too_much_is_refused(template, words):
     refused(f"{re.escape(said)}.*{re.escape(words)}.*; write {{question}} where", checks.template,
             SimpleNamespace(TEMPLATE=template))  # fmt: skip
     checks.template(SimpleNamespace(TEMPLATE="{system_prompt}\n\n{question} {{x}}"))
-
-
-@pytest.mark.parametrize("language", pages.LANGUAGES)
-def test_the_readmes_table_is_the_committed_csv(language):
-    text = pages.text(HERE, language)
-    for row in csv.DictReader((HERE / "assets" / "own_tasks.csv").read_text().splitlines()):
-        cells = [
-            f"{100 * float(row['before_' + key]):.1f} % → {100 * float(row['after_' + key]):.1f} %"
-            for key in ("answer_accuracy", "lenient_accuracy", "format_accuracy", "greedy_answer_accuracy")
-            if row["before_" + key]
-        ]
-        assert row["command"] in text and f"| {row['questions']} | {' | '.join(cells)} |" in text

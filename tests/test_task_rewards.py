@@ -4,7 +4,6 @@ import functools
 import gc
 import json
 import signal
-import string
 import sys
 import time
 import tomllib
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_reward_func import OWN_CASES, cases, completion_of
+from test_reward_func import completion_of, each_case
 
 import reward_func
 from settings import HERE, UserError
@@ -25,21 +24,17 @@ EXAMPLES = HERE / "examples"
 CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
 
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 def grader_of(rewards="", reward_file="", rows=()):
     return make_grader(rewards, reward_file, reward_func, rows)
 
 
-@pytest.mark.parametrize(
-    "case", [c for c in cases(OWN_CASES, (False, True)) if c.values[0]["kind"] != "gold"]
-)
+@each_case
 def test_a_tagged_number_is_graded_as_the_course_grades_it(case):
     completion = completion_of(case)
-    if grading.extract_answer(completion) is None:
+    if case["kind"] == "gold" or grading.extract_answer(completion) is None:
         return  # the course wants tags; compute_score also takes other marks
     for data_source in ("gsm8k", "math_reasoning"):
         assert compute_score(data_source, completion, case["gold"]) == float(case["correct"])
@@ -107,20 +102,6 @@ def test_code_goes_to_the_code_reward_with_all_it_needs(data_source):
     check = "def check(candidate):\n    assert candidate(4) == {}"
     scores = [compute_score(data_source, program, check.format(n), {"entry_point": "double"}) for n in (8, 9)]
     assert scores == [1.0, 0.0]
-
-
-def squad_normalize(text):
-    """As in the evaluation script of SQuAD 1.1, from its description: lower, punctuation, articles, space."""
-    text = "".join(c for c in text.lower() if c not in string.punctuation)
-    return [word for word in text.split() if word not in ("a", "an", "the")]
-
-
-@pytest.mark.parametrize("data_source", ["qa", "trivia"])
-@pytest.mark.parametrize(("gold", "answer", "right"), CASES["texts_are_compared_as_squad_does"])
-def test_texts_are_compared_as_squad_does(data_source, gold, answer, right):
-    assert (squad_normalize(gold) == squad_normalize(answer)) == right
-    assert compute_score(data_source, f"<answer>{answer}</answer>", gold) == float(right)
-    assert compute_score(data_source, answer, gold) == float(right)
 
 
 @pytest.mark.parametrize(("data_source", "gold", "answer", "right"), CASES["short_answers"])

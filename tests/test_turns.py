@@ -1,6 +1,5 @@
 """Turns: what a model draws and a world answers, against one full pass, brute force, and chapter 1's grid."""
 
-import csv
 import functools
 import itertools
 import json
@@ -133,7 +132,7 @@ def test_the_world_draws_from_the_answers_own_generator_and_the_same_again(tmp_p
     assert len({episode.split("\n")[0] for episode in walks[0]}) == 4  # each row its own
 
 
-def test_the_batch_masks_the_worlds_tokens(tmp_path, monkeypatch):
+def test_the_batch_masks_the_worlds_tokens_and_the_page_shows_the_turns(tmp_path, monkeypatch):
     """As `update` gets it, from the main script, against the tokens and turns that a run leaves."""
     fed, update = [], demo.update
 
@@ -156,6 +155,13 @@ def test_the_batch_masks_the_worlds_tokens(tmp_path, monkeypatch):
         gained = sum(r * 0.9**k for k, r in enumerate(answer["rewards"]))
         np.testing.assert_allclose(answer["reward"], gained, atol=1e-6)
     assert np.ptp([answer["advantage"] for answer in episodes]) > 1
+    groups = page.run_data(page.read(tmp_path / "run"))["groups"]
+    shown = [answer for group in groups for answer in group["completions"]]
+    for answer, written in zip(shown, episodes, strict=True):
+        assert [answer[name] for name in ("turn", "advantages")] == [written["turn"], written["advantages"]]
+        assert answer["picture"].count("<polyline") == 1
+    svg = world.Environment.picture("row 1 column 1", "right\nrow 1 column 2\ndown")
+    assert 'points="20,22 60,22 60,62"' in svg and ">goal<" in svg and ">90<" in svg  # where the walk ended
 
 
 SHORT = CASES["short"]["arguments"]
@@ -299,13 +305,6 @@ def test_a_world_that_never_ends_is_cut_off(tmp_path):
         assert max(lengths) == length and max(map(len, output.tokens)) <= T
 
 
-@pytest.mark.parametrize(("arguments", "words"), CASES["refused"])
-def test_what_does_not_go_with_turns_is_refused(arguments, words):
-    with pytest.raises(UserError) as caught:
-        constants(*arguments.split())
-    assert words in str(caught.value) and "\n" not in str(caught.value)
-
-
 def test_the_calculator():
     calculator = load_file(HERE / "examples" / "calculator.py", "ENVIRONMENT").Environment()
     assert calculator.reset("", None) == ""
@@ -314,48 +313,6 @@ def test_the_calculator():
     assert calculator.step("</reasoning><answer>14</answer>") == ("", 0.0, True, False)
 
 
-def test_the_page_has_the_turns_and_the_pictures_of_the_episodes(tmp_path):
-    """Against answers.jsonl. The path ends where the walk ended."""
-    run_here(tmp_path, *SHORT, "NUM_BATCHES=1", "NUM_GENERATIONS=2", "DATASET=examples/grid/slippery")
-    lines = [json.loads(line) for line in (tmp_path / "run" / "answers.jsonl").read_text().splitlines()]
-    written = [answer for line in lines for answer in line["completions"]]
-    groups = page.run_data(page.read(tmp_path / "run"))["groups"]
-    shown = [answer for group in groups for answer in group["completions"]]
-    assert len(shown) == len(written) == 8
-    for answer, line in zip(shown, written):
-        assert [answer[name] for name in ("turn", "advantages")] == [line["turn"], line["advantages"]]
-        assert answer["picture"].count("<polyline") == 1
-    assert -1 in {turn for answer in shown for turn in answer["turn"]}
-    svg = world.Environment.picture("row 1 column 1", "right\nrow 1 column 2\ndown")
-    assert 'points="20,22 60,22 60,62"' in svg and ">goal<" in svg and ">90<" in svg
-
-
-def spread(rows, column, digits, scale=1, unit=""):
-    values = scale * np.array([float(row[column]) for row in rows])
-    return f"{values.mean():.{digits}f} ± {values.std(ddof=1):.{digits}f}{unit}"
-
-
-@pytest.mark.parametrize("page", ["turns.md", "turns_ch.md"])
-def test_the_tables_of_the_page_are_those_of_the_study(page):
-    text = (HERE / "docs" / page).read_text()
-
-    def by(name, column):
-        with open(HERE / "assets" / name, newline="") as file:
-            lines = list(csv.DictReader(file))
-        return {key: [row for row in lines if row[column] == key] for key in {row[column] for row in lines}}
-
-    for G, rows in by("turns_credit.csv", "G").items():
-        kinds = [[row for row in rows if row["advantage"] == kind] for kind in ("episode", "return to go")]
-        assert f"| {G} | {' | '.join(spread(kind, 'correlation', 3) for kind in kinds)} |" in text
-    for who, rows in by("turns_price.csv", "who").items():
-        means = [np.mean([float(row[name]) for row in rows]) for name in ("numbers", "episodes", "moves")]
-        assert f"| {' | '.join(f'{mean:,.0f}' for mean in means)} |" in text, who
-    for variant, rows in by("turns.csv", "variant").items():
-        is_world = variant in ("episode", "return to go", "slippery", "walls")  # the others are mistakes
-        shares = ("before_share", "after_share", "after_worst_start") if is_world else ("after_share",)
-        cells = [spread(rows, name, 1, 100, " %") for name in shares]
-        cells += [spread(rows, name, 2) for name in ("before_regret", "after_regret") if is_world]
-        assert f"| {' | '.join(cells)} |" in text, variant
-        if variant in ("episode", "return to go"):  # what it must show: 95 % from every start, in 3 minutes
-            assert len(rows) == 5 and min(float(row["after_greedy_worst_start"]) for row in rows) >= 0.95
-            assert max(float(row["processor_seconds"]) for row in rows) < 180
+def test_a_world_is_not_asked_on_several_hosts():
+    with pytest.raises(UserError, match=r"^DISTRIBUTED=True: does not work with turns"):
+        constants("DISTRIBUTED=True")
