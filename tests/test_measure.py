@@ -39,6 +39,17 @@ def test_every_row_is_accepted_and_every_patch_fits(job):
             next(m.configure for m in (script, *others) if hasattr(m, "configure"))(names)
 
 
+LABELLED = [j for j in JOBS if "columns" in j.make and j.make.get("key") != "command"]
+
+
+@pytest.mark.parametrize("job", LABELLED, ids=name_of)
+def test_the_committed_table_has_the_rows_of_the_study(job):
+    names = [name for name in job.rows()[0] if name not in run.NOT_COLUMNS]
+    wanted = [tuple(str(row[name]) or "unchanged" for name in names) for row in job.rows()]
+    lines = columns.read_csv(job.products()[0])
+    assert [*dict.fromkeys(tuple(line[name] or "unchanged" for name in names) for line in lines)] == wanted
+
+
 def test_what_is_out_of_date_is_marked_as_such():
     """If this fails: remake what it names, or say so in the lab books: make figures MARK=True; make pages."""
     entries = lock.read()
