@@ -1,8 +1,9 @@
 """Folder 2: the buffer, the target by hand and against rlax, the loop, the page's worked examples."""
 
+import itertools
 import re
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,16 +17,25 @@ from flax import nnx
 from folders import forward, load, params, unstack
 
 dqn, env = (load("2_Cart_Pole_DQN", name) for name in ("cart_pole_dqn", "cart_pole"))
-SMALL = ["HIDDEN_SIZE=8", "BATCH_SIZE=8", "REPLAY_CAPACITY=100"]
+# All that a figure below depends on: what the defaults are doesn't matter.
+SMALL = """
+HIDDEN_SIZE=8 BATCH_SIZE=8 REPLAY_CAPACITY=100 LEARNING_STARTS=1000 NUM_STEPS=51_000 TRAIN_INTERVAL=2
+EVAL_INTERVAL=1000 N_STEPS=5 GAMMA=0.99 LEARNING_RATE=1e-3 LEARNING_RATE_END=0 TARGET_SYNC_INTERVAL=250
+EPSILON_START=1 EPSILON_END=0.01 DECAY_STEPS=10_000 SCALE_OBSERVATIONS=True DOUBLE_DQN=True
+"""
 
 
+def small(*arguments):
+    return dqn.configure([*SMALL.split(), *arguments])
+
+
+@cache
 def network_of(seed=0, *arguments):
-    return dqn.make_network(dqn.configure(arguments), jax.random.key(seed))
+    return jax.jit(lambda: dqn.make_network(small(*arguments), jax.random.key(seed)))()
 
 
 def new_agent(*arguments):
-    c = dqn.configure(arguments)
-    return jax.jit(partial(dqn.make_agent, c))(jax.random.key(0))
+    return jax.jit(partial(dqn.make_agent, small(*arguments)))(jax.random.key(0))
 
 
 def numbered(i):
@@ -36,7 +46,7 @@ def numbered(i):
 
 def buffer_of(added):
     """A ring of 8 rows to which so many have been added."""
-    buffer = new_agent("REPLAY_CAPACITY=8", "HIDDEN_SIZE=8").replay_buffer
+    buffer = new_agent("REPLAY_CAPACITY=8").replay_buffer
     for i in range(added):
         buffer = dqn.add(buffer, jax.tree.map(jnp.asarray, numbered(i)))
     return buffer
@@ -64,15 +74,6 @@ def test_windows_are_drawn_uniformly():
     assert np.mean(another == drawn) == pytest.approx(1 / 6, abs=0.01)  # 6.5 standard deviations
 
 
-def lookup(table):
-    """A network that reads its Q values from rows of a table: observation [i, ., ., .] has row i."""
-    return lambda obs: jnp.asarray(table, jnp.float32)[obs[..., 0].astype(int)]
-
-
-ONLINE = [[0, 0], [5, 1], [1, 9], [2, 3]]
-TARGET = [[0, 0], [10, 20], [30, 40], [60, 50]]
-
-
 def target_of(c, online, target, batch):
     """As `train_step` puts it together."""
     reward, steps, last = dqn.n_step(batch, c.GAMMA)
@@ -80,41 +81,29 @@ def target_of(c, online, target, batch):
     return dqn.td_target(reward, last.terminated, next_q, c.GAMMA**steps)
 
 
-def window_of(terminated, truncated):
-    """Three steps through the states 0, 1, 2, 3 with rewards 1, 2, 4."""
-    states = jnp.tile(jnp.arange(4.0)[:, None], (1, 4))
-    return env.Transition(
-        states[None, :3], jnp.zeros((1, 3), int), jnp.array([[1.0, 2.0, 4.0]]), states[None, 1:],
-        jnp.array([terminated]), jnp.array([truncated]),
-    )  # fmt: skip
+@pytest.mark.parametrize("double, best", [(True, (20, 40, 50)), (False, (20, 40, 60))])
+def test_td_target_of_every_way_to_end_by_hand(double, best):
+    """Three steps through the states 0 to 3 with rewards 1, 2, 4; each may end the episode in either way.
 
-
-@pytest.mark.parametrize(
-    "terminated, truncated, double, by_hand",
-    [
-        # all three rewards, then state 3: online prefers action 1 (3 > 2), the target's own max is action 0
-        ((0, 0, 0), (0, 0, 0), True, 1 + 0.5 * 2 + 0.25 * 4 + 0.125 * 50),
-        ((0, 0, 0), (0, 0, 0), False, 1 + 0.5 * 2 + 0.25 * 4 + 0.125 * 60),
-        # terminated: nothing comes after, neither the later rewards nor the target network's opinion
-        ((0, 0, 1), (0, 0, 0), True, 1 + 0.5 * 2 + 0.25 * 4),
-        ((0, 1, 0), (0, 0, 0), True, 1 + 0.5 * 2),
-        ((1, 0, 0), (0, 0, 0), True, 1),
-        # truncated: the later rewards belong to the next episode, but the last state is worth something
-        ((0, 0, 0), (0, 0, 1), True, 1 + 0.5 * 2 + 0.25 * 4 + 0.125 * 50),
-        ((0, 0, 0), (0, 1, 0), True, 1 + 0.5 * 2 + 0.25 * 40),
-        ((0, 0, 0), (1, 0, 0), True, 1 + 0.5 * 10),
-        ((0, 0, 0), (1, 0, 0), False, 1 + 0.5 * 20),
-        # both at once, as when the pole falls in step 500: it fell
-        ((0, 1, 0), (0, 1, 0), True, 1 + 0.5 * 2),
-        # a second ending in the window belongs to the next episode
-        ((0, 0, 1), (1, 0, 0), True, 1 + 0.5 * 10),
-    ],
-)
-def test_td_target_by_hand(terminated, truncated, double, by_hand):
-    c = dqn.configure(["GAMMA=0.5", f"DOUBLE_DQN={double}", "N_STEPS=3"])
-    batch = window_of(np.array(terminated, bool), np.array(truncated, bool))
-    # every number here is a small dyadic fraction: exact in float32
-    np.testing.assert_array_equal(target_of(c, lookup(ONLINE), lookup(TARGET), batch), [by_hand])
+    A second ending belongs to the next episode. In state 3 the online network prefers action 1 (3 > 2), the
+    target network's own maximum is action 0.
+    """
+    c = small("GAMMA=0.5", f"DOUBLE_DQN={double}", "N_STEPS=3")
+    online, target = (
+        lambda obs, table=table: jnp.array(table, jnp.float32)[obs[..., 0].astype(int)]
+        for table in ([[0, 0], [1, 5], [1, 9], [2, 3]], [[0, 0], [10, 20], [30, 40], [60, 50]])
+    )
+    ends = np.array(list(itertools.product((False, True), repeat=6)))
+    terminated, truncated = ends[:, :3], ends[:, 3:]
+    states = jnp.tile(jnp.arange(4.0)[:, None], (64, 1, 4))
+    reward, action = jnp.tile(jnp.array([1.0, 2.0, 4.0]), (64, 1)), jnp.zeros((64, 3), int)
+    windows = env.Transition(states[:, :3], action, reward, states[:, 1:], terminated, truncated)
+    found = target_of(c, online, target, windows)
+    for y, over, cut in zip(found, terminated, truncated, strict=True):
+        steps = next((i + 1 for i in range(3) if over[i] or cut[i]), 3)
+        by_hand = sum(0.5**k * 2**k for k in range(steps))
+        by_hand += 0 if over[steps - 1] else 0.5**steps * best[steps - 1]
+        assert y == by_hand  # every number here is a small dyadic fraction: exact in float32
 
 
 def random_windows(batch, n, ends):
@@ -132,7 +121,7 @@ def random_windows(batch, n, ends):
 @pytest.mark.parametrize("double", [True, False])
 @pytest.mark.parametrize("n", [1, 5])
 def test_td_target_equals_rlax(n, double):
-    c = dqn.configure([f"DOUBLE_DQN={double}", f"N_STEPS={n}"])
+    c = small(f"DOUBLE_DQN={double}", f"N_STEPS={n}")
     batch, online, target = random_windows(200, n, True), network_of(0), network_of(1)
     selector = online if double else target
     chosen = selector(batch.next_obs).argmax(-1)[..., None]
@@ -146,8 +135,8 @@ def test_td_target_equals_rlax(n, double):
 @pytest.mark.parametrize("double", [True, False])
 def test_a_training_step_descends_on_the_prediction_only(double):
     """With the network as chooser that DOUBLE_DQN names; no gradient flows into the target."""
-    c, batch = dqn.configure(["N_STEPS=2", f"DOUBLE_DQN={double}"]), random_windows(32, 2, False)
-    network, target = network_of(0), network_of(1)
+    c, batch = small("N_STEPS=2", f"DOUBLE_DQN={double}"), random_windows(32, 2, False)
+    network, target = nnx.clone(network_of(0)), network_of(1)
     y = target_of(c, network, target, batch)
     assert (y != target_of(replace(c, DOUBLE_DQN=not double), network, target, batch)).any()
     into_target = nnx.grad(lambda target: target_of(c, network, target, batch).sum())(target)
@@ -177,7 +166,7 @@ def test_the_buffer_holds_what_was_played(monkeypatch):
         initial=env.ENV.initial, transition=env.ENV.transition, terminal=env.ENV.terminal,
         reward=lambda *arguments: 2.0,
     ))  # fmt: skip
-    c = dqn.configure(["NUM_STEPS=1001", "LEARNING_STARTS=501", "EVAL_INTERVAL=500", "HIDDEN_SIZE=8"])
+    c = small("NUM_STEPS=1001", "LEARNING_STARTS=501", "EVAL_INTERVAL=500", "REPLAY_CAPACITY=2000")
 
     def train(rng):
         agent = dqn.fill_buffer(c, rng, dqn.make_agent(c, rng))
@@ -209,7 +198,7 @@ def test_the_buffer_holds_what_was_played(monkeypatch):
 
 def test_a_row_of_the_log_by_hand():
     """The second row: two updates with keys of their own, and a look at the policy."""
-    c = dqn.configure([*SMALL, "LEARNING_STARTS=60", "EVAL_INTERVAL=4", "NUM_STEPS=68"])
+    c = small("LEARNING_STARTS=60", "EVAL_INTERVAL=4", "NUM_STEPS=68")
     rng = jax.random.key(0)
     agent = jax.jit(lambda rng: dqn.fill_buffer(c, rng, dqn.make_agent(c, rng)))(rng)
     _, row = jax.jit(partial(dqn.learn_and_evaluate, c))(rng, jax.tree.map(jnp.copy, agent), 1)
@@ -226,8 +215,8 @@ def test_a_row_of_the_log_by_hand():
 @pytest.fixture(scope="module")
 def updates():
     """`update` from one agent, with four keys at four steps each; epsilon is 0 by then: all play the same."""
-    c = dqn.configure([*SMALL, "EPSILON_END=0", "DECAY_STEPS=1000"])
-    agent = new_agent(*SMALL, "EPSILON_END=0", "DECAY_STEPS=1000")
+    c = small("EPSILON_END=0", "DECAY_STEPS=1000")
+    agent = new_agent("EPSILON_END=0", "DECAY_STEPS=1000")
     play = jax.jit(lambda agent, xs: jax.lax.scan(partial(dqn.collect, c), agent, xs)[0])
     agent = play(agent, (jnp.arange(80), jax.random.split(jax.random.key(2), 80)))
     # upright and in the middle: the two steps of each update end no episode
@@ -247,7 +236,7 @@ def test_each_update_draws_a_batch_of_its_own(updates):
 
 
 def test_an_update_copies_the_weights_every_250_steps(updates):
-    """LEARNING_STARTS is 1,000: the copy is due after the update that plays the steps 1,248 and 1,249."""
+    """From step 1,000 on: the first copy is due after the update that plays the steps 1,248 and 1,249."""
     agent, after, _ = updates
     for online, target in zip(params(agent.online), params(agent.target)):  # before the first copy
         np.testing.assert_array_equal(online, target)
@@ -259,8 +248,8 @@ def test_an_update_copies_the_weights_every_250_steps(updates):
 
 def test_epsilon_decides_what_is_played():
     """Before DECAY_STEPS some steps are random, after it none is; the steps are counted from 0."""
-    c = dqn.configure([*SMALL, "EPSILON_END=0", "DECAY_STEPS=100"])
-    agent = new_agent(*SMALL)
+    c = small("EPSILON_END=0", "DECAY_STEPS=100")
+    agent = new_agent()
     greedy = int(agent.online(agent.env_state.obs).argmax())
 
     def first_action(env_step, rng):
@@ -275,7 +264,7 @@ def test_epsilon_decides_what_is_played():
 
 def test_the_learning_rate_falls_in_a_straight_line_to_its_end():
     """Where all gradients are 1, Adam moves each weight by just the learning rate."""
-    agent = new_agent(*SMALL, "NUM_STEPS=1020", "EVAL_INTERVAL=20", "LEARNING_RATE_END=1e-4")
+    agent = new_agent("NUM_STEPS=1020", "EVAL_INTERVAL=20", "LEARNING_RATE_END=1e-4")
     ones = jax.tree.map(jnp.ones_like, nnx.state(agent.online, nnx.Param))
 
     def one(carry, _):
@@ -292,10 +281,8 @@ def test_the_learning_rate_falls_in_a_straight_line_to_its_end():
 @pytest.mark.parametrize("scaled", [True, False])
 def test_the_network_by_hand(scaled):
     obs = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
-    network, scale = (
-        network_of(0, f"SCALE_OBSERVATIONS={scaled}"),
-        [2.4, 3.0, 0.21, 3.0] if scaled else [1] * 4,
-    )
+    network = network_of(0, f"SCALE_OBSERVATIONS={scaled}")
+    scale = [2.4, 3.0, 0.21, 3.0] if scaled else [1] * 4
     np.testing.assert_allclose(network(obs), forward(network, obs / np.array(scale)), rtol=1e-4, atol=1e-5)
 
 

@@ -39,26 +39,15 @@ def test_every_row_is_accepted_and_every_patch_fits(job):
             next(m.configure for m in (script, *others) if hasattr(m, "configure"))(names)
 
 
-@pytest.mark.parametrize("job", [j for j in JOBS if "columns" in j.make], ids=name_of)
+LABELLED = [j for j in JOBS if "columns" in j.make and j.make.get("key") != "command"]
+
+
+@pytest.mark.parametrize("job", LABELLED, ids=name_of)
 def test_the_committed_table_has_the_rows_of_the_study(job):
-    [path] = job.products()
-    lines = columns.read_csv(path)
-    for i, (row, found) in enumerate(zip(job.rows(), keys_of(job, lines), strict=True)):
-        wanted = {k: str(v) for k, v in row.items() if k not in run.NOT_COLUMNS}
-        if job.make.get("key") == "command":
-            wanted = {"command": [r.command() for r in job.runs_of(row)]}
-            found = {"command": [line["command"] for line in lines if line["command"] in wanted["command"]]}
-            assert list(dict.fromkeys(found["command"])) == wanted["command"], i
-        else:
-            assert {k: v or "unchanged" if k == "changed" else v for k, v in wanted.items()} == found, i
-
-
-def keys_of(job, lines):
-    """The distinct rows of a committed table, by the columns that its study's rows give."""
-    if job.make.get("key") == "command":
-        return [{}] * len(job.rows())
-    names = [k for k in job.rows()[0] if k not in run.NOT_COLUMNS]
-    return [dict(pairs) for pairs in dict.fromkeys(tuple((n, line[n]) for n in names) for line in lines)]
+    names = [name for name in job.rows()[0] if name not in run.NOT_COLUMNS]
+    wanted = [tuple(str(row[name]) or "unchanged" for name in names) for row in job.rows()]
+    lines = columns.read_csv(job.products()[0])
+    assert [*dict.fromkeys(tuple(line[name] or "unchanged" for name in names) for line in lines)] == wanted
 
 
 def test_what_is_out_of_date_is_marked_as_such():
@@ -103,11 +92,12 @@ def test_a_changed_default_names_what_it_makes_stale(monkeypatch):
     monkeypatch.setattr(lock, "read", lambda: entries)
     assert run.stale(JOBS) == []
     read_text, script = Path.read_text, ROOT / "2_Cart_Pole_DQN" / "cart_pole_dqn.py"
-    old, new = "TARGET_SYNC_INTERVAL: Count = 250", "TARGET_SYNC_INTERVAL: Count = 500"
+    default = "TARGET_SYNC_INTERVAL: Count = "
+    assert default in read_text(script)
 
     def changed(path, *arguments, **named):
         text = read_text(path, *arguments, **named)
-        return text.replace(old, new) if path == script else text
+        return text.replace(default, f"{default}2 * ") if path == script else text
 
     monkeypatch.setattr(Path, "read_text", changed)
     found = run.stale(JOBS)
@@ -154,7 +144,7 @@ def test_a_mistake_is_made_in_a_copy_and_judged_by_the_copys_own_optimum(tmp_pat
     run.make(job, {}, tmp_path, tmp_path / "runs", workers=2)
     slippery, mean = columns.read_csv(tmp_path / "1_Q_Learning" / "assets" / "exercises.csv")
     assert float(slippery["max_abs_error"]) < 0.2  # 5 and more against the optimum of the dry floor
-    assert float(mean["max_abs_error"]) == pytest.approx(67.1, abs=0.1)
+    assert float(mean["max_abs_error"]) > 20  # what the mean of the four values comes to is far from the best
     assert (ROOT / "1_Q_Learning" / "grid.py").read_text() == before
 
 

@@ -97,10 +97,13 @@ def probed():
 
     return {
         dqn: train_all(dqn, cart_pole, 4, lambda x, a: x * (2.0 * a - 1),
-                       "NUM_STEPS=4400 LEARNING_STARTS=400 EVAL_INTERVAL=4000 EPSILON_END=1.0 N_STEPS=2 "
-                       "REPLAY_CAPACITY=1000 TARGET_SYNC_INTERVAL=20"),
+                       "NUM_STEPS=4400 LEARNING_STARTS=400 EVAL_INTERVAL=4000 N_STEPS=2 "
+                       "REPLAY_CAPACITY=1000 TARGET_SYNC_INTERVAL=20 TRAIN_INTERVAL=2 BATCH_SIZE=64 "
+                       "EPSILON_START=1 EPSILON_END=1 LEARNING_RATE=1e-3 LEARNING_RATE_END=0"),
         pendulum: train_all(pendulum, environments, 3, lambda x, a: -((a - x) ** 2),
-                            "NUM_STEPS=12_000 EVAL_INTERVAL=12_000"),
+                            "NUM_STEPS=12_000 EVAL_INTERVAL=12_000 NUM_ENVS=8 ROLLOUT_STEPS=125 "
+                            "GAE_LAMBDA=0.85 NUM_EPOCHS=10 MINIBATCH_SIZE=50 ACTOR_LEARNING_RATE=1e-3 "
+                            "CRITIC_LEARNING_RATE=3e-3 LEARNING_RATE_END=0 BETA=0 SIGMA_START=2"),
     }  # fmt: skip
 
 

@@ -15,13 +15,23 @@ from folders import forward, load, params
 from jax.flatten_util import ravel_pytree
 
 reinforce = load("3_Pendulum", "reinforce")
-SHORT = ["NUM_STEPS=600", "EVAL_INTERVAL=300", "NUM_ENVS=4", "HIDDEN_SIZE=8", "CRITIC_STEPS=2"]
+# All that a figure below depends on: what the defaults are doesn't matter.
+GIVEN = ["HIDDEN_SIZE=8", "GAMMA=0.99", "BASELINE=critic_baseline", "REWARD_TO_GO=True",
+         "CRITIC_LEARNING_RATE=3e-3", "CRITIC_STEPS=2"]  # fmt: skip
 gradient_of = jax.jit(nnx.grad(reinforce.actor_loss))
 
 
+def given(*arguments):
+    return reinforce.configure([*GIVEN, *arguments])
+
+
 def networks_of(*arguments, seed=0):
-    c = reinforce.configure(["HIDDEN_SIZE=8", *arguments])
+    c = given(*arguments)
     return c, *reinforce.make_networks(c, *[jax.random.key(seed)] * 2)
+
+
+def agent_of(c):
+    return jax.jit(partial(reinforce.make_agent, c))(jax.random.key(0))
 
 
 def credit_of(c, rollout):
@@ -88,7 +98,7 @@ def test_episodes_end_once_and_nothing_after_the_end_counts(monkeypatch):
 
 @pytest.mark.parametrize("gamma", [0.0, 0.9, 1.0])
 def test_returns_to_go_equal_a_brute_force_sum(gamma):
-    c, episodes = reinforce.configure([f"GAMMA={gamma}"]), random_rollout()
+    c, episodes = given(f"GAMMA={gamma}"), random_rollout()
     reward, alive = np.asarray(episodes.reward, np.float64), np.asarray(episodes.alive)
     by_hand = np.zeros_like(reward)
     for b, t in np.ndindex(reward.shape):
@@ -100,7 +110,7 @@ def test_returns_to_go_equal_a_brute_force_sum(gamma):
 
 
 def test_baselines_by_hand():
-    c, episodes = reinforce.configure(["GAMMA=0.5"]), rollout_of(np.zeros((3, 3), int), 1, [3, 2, 1])
+    c, episodes = given("GAMMA=0.5"), rollout_of(np.zeros((3, 3), int), 1, [3, 2, 1])
     earned = credit_of(c, episodes)
     # every number here is a small dyadic fraction, but for the thirds of the mean: float32
     np.testing.assert_array_equal(earned, [[1.75, 1.5, 1], [1.5, 1, 0], [1, 0, 0]])
@@ -193,10 +203,10 @@ def test_no_gradient_flows_through_the_advantage():
 def test_the_critic_learns_from_the_steps_that_were_played_only(monkeypatch):
     """Returns 10 while alive, and a trap after the end: the critic must come to 10 where it was alive."""
     monkeypatch.setattr(reinforce, "ENV", replace(reinforce.ENV, max_episode_steps=20))
-    c = reinforce.configure(["CRITIC_STEPS=600", "MINIBATCH_SIZE=32", "HIDDEN_SIZE=16"])
+    c = given("CRITIC_STEPS=600", "MINIBATCH_SIZE=32", "HIDDEN_SIZE=16")
     episodes = random_rollout()
     target = jnp.where(episodes.alive > 0, 10.0, -1000.0)
-    agent, batch = reinforce.make_agent(c, jax.random.key(0)), batch_of(episodes, 0 * target, target)
+    agent, batch = agent_of(c), batch_of(episodes, 0 * target, target)
     agent, _ = jax.jit(partial(reinforce.learn, c))(agent, batch, jax.random.key(0))
     values = np.asarray(reinforce.critic_baseline(episodes, target, agent.critic))
     # Adam with a constant rate keeps jumping by a few percent; one step in 32 at -1000 would pull it to -20
@@ -206,8 +216,8 @@ def test_the_critic_learns_from_the_steps_that_were_played_only(monkeypatch):
 @pytest.mark.parametrize("baseline, reward_to_go", [("critic_baseline", True), ("no_baseline", False)])
 def test_an_update_by_hand(baseline, reward_to_go):
     """With plain SGD: the actor's step uses the critic as it was; then the critic learns from the returns."""
-    c = reinforce.configure([*SHORT, f"BASELINE={baseline}", f"REWARD_TO_GO={reward_to_go}"])
-    rng, before = jax.random.key(5), reinforce.make_agent(c, jax.random.key(0))
+    c = given("NUM_ENVS=4", f"BASELINE={baseline}", f"REWARD_TO_GO={reward_to_go}")
+    rng, before = jax.random.key(5), agent_of(c)
     agent = jax.tree.map(jnp.copy, before)
     agent = agent._replace(
         actor_optimizer=nnx.Optimizer(agent.actor, optax.sgd(1.0), wrt=nnx.Param),
