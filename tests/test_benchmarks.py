@@ -20,9 +20,7 @@ def test_a_prompt_that_is_shared_counts_once():
 
 def test_of_a_training_only_the_steps_that_count_are_counted(tmp_path):
     rows = "seconds,reward\n90.0,0\n80.0,1\n3.0,2\n1.0,3\n2.0,4\n"
-    code = (
-        f"import sys; open(sys.argv[1], 'w').write({rows!r}); print('the end'); sys.exit(len(sys.argv) - 2)"
-    )
+    code = f"from sys import *; open(argv[1], 'w').write({rows!r}); print('the end'); exit(len(argv) - 2)"
     command = [sys.executable, "-c", code, tmp_path / "log.csv"]
     found = grpo_step_against_trl.watched(command, tmp_path / "log.csv", steps=5, warm_up=2)
     assert found["seconds"] == 2.0 and found["first_reward"] == 0.0 and found["last_reward"] == 2.0

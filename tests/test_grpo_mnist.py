@@ -215,8 +215,9 @@ def test_loss_and_gradient_equal_tunix(name, theirs, beta, high):
 
 def test_learns_the_packaged_subset():
     c = grpo_mnist.configure(["NUM_SEEDS=1", "NUM_EPOCHS=6", "LOGS_PER_EPOCH=1"])
-    _, log, _ = grpo_mnist.train(c, subset(), grpo_mnist.make_agent, grpo_mnist.update)
-    assert log.validation_accuracy[0, -1] > 0.87  # 0.89; told the digits, the same network comes to 0.94
+    agents, log, _ = grpo_mnist.train(c, subset(), grpo_mnist.make_agent, grpo_mnist.update)
+    [row] = environment.final_rows(c, grpo_mnist.policy, "grpo", agents, log, subset())
+    assert row["test_accuracy"] > 0.90  # told the digits, the same network comes to 0.94
 
 
 def test_a_row_each_evaluation_and_the_last_by_hand(run):

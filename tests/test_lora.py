@@ -111,9 +111,8 @@ def test_only_the_named_weights_get_matrices():
 
 
 def greedy_answers(rollout, rows):
-    return rollout.generate(
-        [row["prompts"] for row in rows], sampling(constants(*RUN), "greedy", seed=jax.random.key(0))
-    ).text
+    how = sampling(constants(*RUN), "greedy", seed=jax.random.key(0))
+    return rollout.generate([row["prompts"] for row in rows], how).text
 
 
 @pytest.fixture(scope="module")

@@ -119,7 +119,6 @@ def join() -> None:
         ) from None
 
 
-# %% Hosts --------------------------------------------------------------------------------------------------
 def is_first() -> bool:
     """Whether this process writes the report and talks to the terminal."""
     return jax.process_index() == 0

@@ -138,26 +138,27 @@ class Llm:
         self._calls = self._calls + 1 if step == self._last_step else 0  # a refill asks again
         self._last_step, self.temperature = step, temperature_at(self.c, step)
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.c.SEED), step), self._calls)
-        seed = None if self.c.ROLLOUT_ENGINE == "vllm" else key  # vLLM takes no seed per request
-        config = dataclasses.replace(self._how, temperature=self.temperature, seed=seed)
-        return self._ask(questions["prompts"].tolist(), questions["question"].tolist(), config)
+        config = dataclasses.replace(self._how, temperature=self.temperature)
+        return self._ask(questions["prompts"].tolist(), questions["question"].tolist(), config, key)
 
-    def _ask(self, prompts: list[str], questions: list[str], config: RolloutConfig) -> RolloutOutput:
+    def _ask(self, prompts: list[str], questions: list[str], config: RolloutConfig, key) -> RolloutOutput:
+        # vLLM takes no seed per request.
+        config = dataclasses.replace(config, seed=None if self.c.ROLLOUT_ENGINE == "vllm" else key)
         if self.c.ENVIRONMENT:
             return turns.walk(self.c, self.rollout, prompts, questions, config)
         return self.rollout.generate(prompts, config)
 
     def answer(self, questions: Sequence[dict[str, str]], config_name: str) -> Answers:
         """One answer per question, sampled with an entry of GENERATION_CONFIGS."""
-        vllm = self.c.ROLLOUT_ENGINE == "vllm"  # batches requests itself, and takes no seed per request
+        vllm = self.c.ROLLOUT_ENGINE == "vllm"  # batches requests itself
         chunk = len(questions) if vllm else self.c.BATCH_SIZE * self.c.NUM_GENERATIONS
         starts, chunks = range(0, len(questions), chunk), []
         for start in tqdm(starts, f"evaluate, {config_name}", leave=None, disable=devices.no_bar()):
             # The same noise before and after training, so only the model differs.
-            seed = None if vllm else jax.random.fold_in(jax.random.key(self.c.SEED + 1), start)
+            key = jax.random.fold_in(jax.random.key(self.c.SEED + 1), start)
             part = questions[start : start + chunk]
             asked = ([row[name] for row in part] for name in ("prompts", "question"))
-            chunks.append(self.to_arrays(self._ask(*asked, sampling(self.c, config_name, seed=seed))))
+            chunks.append(self.to_arrays(self._ask(*asked, sampling(self.c, config_name), key)))
         return jax.tree.map(lambda *arrays: np.concatenate(arrays), *chunks)
 
     def to_arrays(self, output: RolloutOutput) -> Answers:

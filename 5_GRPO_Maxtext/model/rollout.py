@@ -10,8 +10,8 @@ its own 'vanilla' one can't drive a MaxText model. A call runs two programs:
 Three things differ from Tunix's vanilla sampler. Getting any of them wrong would silently break learning:
 
     end of sequence    stays in the completion: otherwise it's never trained, and answers never learn to stop
-    random key         depends on the training step: otherwise every step samples the same, or a resumed run
-                       samples differently
+    random key         is the caller's, `seed`, and depends on the training step: otherwise every step samples
+                       the same, or a resumed run samples differently
     log-probs          use the sampling temperature: otherwise the ratio of the first inner update isn't 1
 """
 
@@ -314,8 +314,7 @@ class MaxTextRollout(BaseRollout):
 
     def stream(self, prompt: str, rollout_config: RolloutConfig) -> Iterator[str]:
         """Yields what `generate` returns for this prompt alone, piece by piece, as the tokens arrive."""
-        key = jax.random.fold_in(rollout_config.seed, 0)
-        columns = self.token_by_token([prompt], rollout_config, key)
+        columns = self.token_by_token([prompt], rollout_config, jax.random.fold_in(rollout_config.seed, 0))
         tokens, said = [], ""
         for _ in range(rollout_config.max_tokens_to_generate):
             token, _ = columns.send(np.array(tokens[-1:]) if tokens else None)

@@ -108,8 +108,7 @@ def write_page(c, path: Path, tokenizer, rows, output, log_probs, grader, about:
             columns | {"completions": texts, "points": points, "rewards": rewards},
             advantages=compute_advantages(rewards, c.SAMPLES), counts=np.ones(c.SAMPLES, bool), **log_prob,
         )  # fmt: skip
-        group |= {"step": 0, "graded": known} | ({} if known else {"answer": None})
-        groups.append(page.to_group(group))
+        groups.append(page.to_group(group | {"step": 0, "graded": known, "answer": row["answer"]}))
     notes = ["Drawn with the sampling of inference.py; log-probabilities are at temperature 1."]
     if not all(group["graded"] for group in groups):
         notes.append("Where the right answer is not known there are no rewards: give it as ANSWER=...")

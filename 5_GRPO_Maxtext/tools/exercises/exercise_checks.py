@@ -82,9 +82,11 @@ COMPLETION_MASK = Exercise(
 # %% grpo_loss ----------------------------------------------------------------------------------------------
 def look_at_loss(function: Callable) -> Iterator[tuple[str, jax.Array]]:
     """Value and gradient on the golden batch."""
-    names = "old_log_prob", "ref_log_prob", "grpo_advantage", "mask", "epsilon", "beta"
-    arrays = [jnp.asarray(which_loss.BATCH[name]) for name in names]
-    return which_loss.look(lambda log_prob: function(log_prob, *arrays))
+    b = which_loss.BATCH
+    arrays = [jnp.asarray(b[name]) for name in ("old_log_prob", "ref_log_prob", "grpo_advantage", "mask")]
+    loss = lambda log_prob: function(log_prob, *arrays, b["epsilon"].item(), b["beta"].item())  # noqa: E731
+    jax.eval_shape(loss, b["log_prob"])  # traced as jax.jit does it in a training
+    return which_loss.look(loss)
 
 
 GRPO_LOSS = which_loss.exercise("grpo", given=True)._replace(look=look_at_loss)
