@@ -302,23 +302,22 @@ def percent(rows: list[dict[str, Any]], name: str) -> str:
 
 
 # %% Main -----------------------------------------------------------------------------------------------
-def main(arguments: list[str]) -> dict[str, Any]:
+def run(c: Constants, name: str, method: str, make_agent: Callable, update: Callable) -> dict[str, Any]:
     """Trains all seeds, evaluates them, fills the run's folder. Returns what result.json holds."""
     started = time.perf_counter()
-    c = configure(arguments)
     runs.start_jax(xla_flags="")  # several cores pay off here
     data, source = mnist.read_mnist(c.MNIST_PATH, c.DATA_DIR)
     env.updates_per_row(c, len(data.images))
-    run_dir = runs.open_run("grpo_mnist", c)
+    run_dir = runs.open_run(name, c)
     print(
-        f"data: {source}\neach update: {c.BATCH_SIZE} images, {c.BATCH_SIZE * c.NUM_GENERATIONS} guesses, "
-        f"{c.NUM_ITERATIONS} optimizer step(s); {c.NUM_SEEDS} seeds side by side, in {run_dir}"
+        f"data: {source}\n{method}, each update: {c.BATCH_SIZE} images, {c.BATCH_SIZE * c.NUM_GENERATIONS} "
+        f"guesses; {c.NUM_SEEDS} seeds side by side, in {run_dir}"
     )
     agents, log, compile_seconds = train(c, data, make_agent, update)
-    runs.write_log(run_dir, log, c.SEED, method="grpo")
-    final = env.final_rows(c, policy, "grpo", agents, log, data)
+    runs.write_log(run_dir, log, c.SEED, method=method)
+    final = env.final_rows(c, policy, method, agents, log, data)
     runs.write_csv(run_dir / "accuracy.csv", final)
-    pictures.draw_accuracy(run_dir / "accuracy.png", {"grpo": log})
+    pictures.draw_accuracy(run_dir / "accuracy.png", {method: log})
     greedy, sampled = (percent(final, name) for name in ("test_accuracy", "test_sampled_accuracy"))
     epochs = log.images.shape[1] / c.LOGS_PER_EPOCH
     print(f"\ntest accuracy after {epochs:g} epochs: greedy {greedy}, sampled {sampled}")
@@ -327,6 +326,11 @@ def main(arguments: list[str]) -> dict[str, Any]:
     runs.write_json(run_dir / "result.json", result)
     print(f"{result['seconds']:.0f} s; everything of this run is in {run_dir}")
     return result
+
+
+def main(arguments: list[str]) -> dict[str, Any]:
+    """GRPO; `arguments` are NAME=value."""
+    return run(configure(arguments), "grpo_mnist", "grpo", make_agent, update)
 
 
 if __name__ == "__main__":

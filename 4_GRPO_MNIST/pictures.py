@@ -9,18 +9,18 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 BLUE, ORANGE, GREY, GREEN, RED = "#0969da", "#c2570c", "#6e7781", "#1a7f37", "#cf222e"
-COLORS = {"grpo": BLUE, "cross_entropy": GREY, "ppo": ORANGE, "reinforce": GREEN}
+COLORS = {"grpo": BLUE, "cross_entropy": GREY, "ppo": ORANGE, "reinforce": GREEN, "exact": RED}
 LABELS = {
     "grpo": "GRPO", "cross_entropy": "cross-entropy", "ppo": "PPO with critic",
-    "reinforce": "REINFORCE, no baseline",
+    "reinforce": "REINFORCE, no baseline", "exact": "exact gradient",
 }  # fmt: skip
 
 
 def draw_accuracy(path: Any, logs: dict[str, Any]) -> plt.Figure:
     """Above: validation accuracy of all methods, mean over the seeds, and a band from lowest to highest.
 
-    Below: the signal in GRPO's groups, one quantity an axis. `logs` has a log for each method, whose fields
-    are [NUM_SEEDS, rows].
+    Below: the signal in the first method's groups, one quantity an axis. `logs` has a log for each method,
+    whose fields are [NUM_SEEDS, rows].
     """
     figure, panels = plt.subplot_mosaic(
         [["main"] * 3, [0, 1, 2]],
@@ -42,7 +42,7 @@ def draw_accuracy(path: Any, logs: dict[str, Any]) -> plt.Figure:
     every = np.concatenate(list(errors.values()))
     main.set_ylim(min(1.3 * every.max(), 100), max(0.8 * every.min(), 0.1))
     main.legend(frameon=False, loc="lower right")
-    log = logs["grpo"]
+    method, log = next(iter(logs.items()))
     for row, (values, title, color) in enumerate((
         (log.reward, "right guesses", BLUE), (log.zero_variance, "groups without signal", RED),
         (log.advantage_std, "std of advantages", GREY),
@@ -52,7 +52,7 @@ def draw_accuracy(path: Any, logs: dict[str, Any]) -> plt.Figure:
         panels[row].set_ylim(0, 1)
         panels[row].xaxis.set_major_formatter("{x:,.0f}")
         panels[row].set_xticks([log.images[0][-1]])
-    figure.supxlabel("GRPO's groups: share or spread, over the images seen", fontsize="medium")
+    figure.supxlabel(f"{LABELS[method]}'s groups: share or spread, over the images seen", fontsize="medium")
     figure.savefig(path, dpi=110)
     plt.close(figure)
     return figure

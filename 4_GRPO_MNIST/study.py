@@ -66,7 +66,8 @@ def gradient_study(arguments: list[str], data: Data) -> list[dict[str, Any]]:
     """
     given = variants.configure(arguments)
     one_epoch = replace(given, NUM_EPOCHS=1, NUM_SEEDS=1)
-    agent = jax.tree.map(lambda leaf: leaf[0], variants.train(one_epoch, data)[0])
+    agents, *_ = script.train(one_epoch, data, variants.make_agent, variants.update)
+    agent = jax.tree.map(lambda leaf: leaf[0], agents)
     count = min(len(data.images), 10_000)
     images, labels = env.pixels(jnp.asarray(data.images[:count])), jnp.asarray(data.labels[:count])
 

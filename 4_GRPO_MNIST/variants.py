@@ -12,7 +12,6 @@ supervised reference. METHOD=exact has the gradient of the expected reward, whic
 """
 
 import functools
-import time
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -23,9 +22,8 @@ from flax import nnx
 
 import environment as env
 import grpo_mnist as script
-import runs
 import settings
-from data import NUM_DIGITS, NUM_PIXELS, Data, read_mnist
+from data import NUM_DIGITS, NUM_PIXELS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +68,6 @@ class Batch(NamedTuple):
     weight: jax.Array  # float32 [B], sums to 1
 
 
-def train(c: Constants, data: Data) -> tuple[Agent, script.Log, float]:
-    """`grpo_mnist.train` with the pieces below."""
-    return script.train(c, data, make_agent, update)
-
-
 def make_agent(c: Constants, rng: jax.Array, num_images: int) -> Agent:
     """Untrained networks and their optimizers; the actor is grpo_mnist.py's."""
     actor_rng, critic_rng = jax.random.split(jax.random.split(rng)[0])
@@ -90,11 +83,11 @@ def make_agent(c: Constants, rng: jax.Array, num_images: int) -> Agent:
 def update(
     c: Constants, agent: Agent, reference: script.MLP, obs: jax.Array, label: jax.Array, rng: jax.Array
 ) -> tuple[Agent, dict[str, jax.Array]]:
-    """The four phases on a batch of images, as METHOD has them; returns the figures of `Log` as well."""
+    """The four phases on a batch of images, as METHOD has them; returns the metrics of `Log` as well."""
     rollout = script.collect(c, agent.actor, reference, obs, label, rng)
     batch = judge(c, rollout, label, agent.critic)
     agent, learned = learn(c, agent, batch)
-    figures = {
+    metrics = {
         "reward": rollout.reward.mean(),
         "advantage_std": batch.advantage.std(),
         "zero_variance": 1 - script.has_signal(rollout.reward).mean(),
@@ -102,7 +95,7 @@ def update(
         "clip_fraction": jnp.nan,
         "kl": jnp.nan,
     }
-    return agent, figures | learned
+    return agent, metrics | learned
 
 
 def judge(c: Constants, rollout: script.Rollout, label: jax.Array, critic: script.MLP) -> Batch:
@@ -122,15 +115,15 @@ def judge(c: Constants, rollout: script.Rollout, label: jax.Array, critic: scrip
 
 
 def learn(c: Constants, agent: Agent, batch: Batch) -> tuple[Agent, dict[str, jax.Array]]:
-    """The gradient steps on one batch, which change the agent in place; figures of the last one."""
+    """The gradient steps on one batch, which change the agent in place; metrics of the last one."""
     for _ in range(num_iterations(c)):
         loss = functools.partial(LOSSES[c.METHOD], c)
-        gradient, figures = nnx.grad(loss, has_aux=True)(agent.actor, batch)
+        gradient, metrics = nnx.grad(loss, has_aux=True)(agent.actor, batch)
         agent.actor_optimizer.update(agent.actor, gradient)
         if c.METHOD == "ppo":
             gradient = nnx.grad(critic_loss)(agent.critic, batch)
             agent.critic_optimizer.update(agent.critic, gradient)
-    return agent, figures
+    return agent, metrics
 
 
 def num_iterations(c: Constants) -> int:
@@ -198,11 +191,11 @@ def reinforce_loss(c: Constants, actor: script.MLP, batch: Batch) -> tuple[jax.A
 
 
 def penalized(c: Constants, objective: jax.Array, clip_fraction, log_prob: jax.Array, batch: Batch):
-    """Minus an objective [B, G] less BETA * KL, and figures of `Log`."""
+    """Minus an objective [B, G] less BETA * KL, and metrics of `Log`."""
     kl = KL_ESTIMATORS[c.KL_ESTIMATOR](log_prob, batch.ref_log_prob)
     loss = -(objective - c.BETA * kl).mean(axis=1)  # [B], mean over the group
-    figures = {"clip_fraction": clip_fraction, "kl": kl.mean() if c.BETA else jnp.nan}
-    return (batch.weight * loss).sum(), jax.tree.map(jnp.float32, figures)
+    metrics = {"clip_fraction": clip_fraction, "kl": kl.mean() if c.BETA else jnp.nan}
+    return (batch.weight * loss).sum(), jax.tree.map(jnp.float32, metrics)
 
 
 def critic_loss(critic: script.MLP, batch: Batch) -> jax.Array:
@@ -234,23 +227,9 @@ LOSSES = {  # cross-entropy and exact guess, too, but only for the log
 
 # %% Main -----------------------------------------------------------------------------------------------
 def main(arguments: list[str]) -> dict[str, Any]:
-    """One whole run of METHOD: log.csv, accuracy.csv, result.json, whose content it returns."""
-    started = time.perf_counter()
+    """Trains with METHOD as `grpo_mnist.run` does; `arguments` are NAME=value."""
     c = configure(arguments)
-    runs.start_jax(xla_flags="")  # several cores pay off here
-    data, source = read_mnist(c.MNIST_PATH, c.DATA_DIR)
-    env.updates_per_row(c, len(data.images))
-    run_dir = runs.open_run("grpo_mnist_variants", c)
-    agents, log, compile_seconds = train(c, data)
-    runs.write_log(run_dir, log, c.SEED, method=c.METHOD)
-    final = env.final_rows(c, script.policy, c.METHOD, agents, log, data)
-    runs.write_csv(run_dir / "accuracy.csv", final)
-    greedy, sampled = (script.percent(final, name) for name in ("test_accuracy", "test_sampled_accuracy"))
-    print(f"{c.METHOD}, {source}: test accuracy greedy {greedy}, sampled {sampled}; in {run_dir}")
-    seconds = {"seconds": time.perf_counter() - started, "compile_seconds": compile_seconds}
-    result = {"test_accuracy": [row["test_accuracy"] for row in final], "data": source} | seconds
-    runs.write_json(run_dir / "result.json", result)
-    return result
+    return script.run(c, "grpo_mnist_variants", c.METHOD, make_agent, update)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def split():
 def run():
     """Constants of a training with two updates for each batch, its agents after it, its log."""
     c = variants.configure(RUN)
-    agents, log, _ = variants.train(c, split())
+    agents, log, _ = grpo_mnist.train(c, split(), variants.make_agent, variants.update)
     return SimpleNamespace(c=c, agents=agents, log=log)
 
 
@@ -245,10 +245,10 @@ def test_a_batchs_updates_and_the_learning_rate_that_is_0_after_the_last(run, me
     c = variants.configure([*RUN, f"METHOD={method}"])
     make = jax.jit(functools.partial(variants.make_agent, c, num_images=420))
     update = jax.jit(functools.partial(variants.update, c))
-    after, figures = update(make(jax.random.key(0)), make_actor(9), *images(), jax.random.key(0))
+    after, metrics = update(make(jax.random.key(0)), make_actor(9), *images(), jax.random.key(0))
     counts = [int(x.step[...]) for x in (after.actor_optimizer, after.critic_optimizer)]
     assert counts == [steps, of_critic]
-    assert np.isnan(figures["clip_fraction"]) == (method == "reinforce")
+    assert np.isnan(metrics["clip_fraction"]) == (method == "reinforce")
     updates = 6 * 3 * steps  # rows, batches for each, updates for each
     assert method != "grpo" or run.agents.actor_optimizer.step[...].tolist() == [updates] * 2
     agent = make(jax.random.key(0))
