@@ -92,48 +92,32 @@ def test_tokens_and_their_texts_are_the_answer(rows):
         assert row["completions_in_step"] == len(counted) == 16
 
 
-@pytest.fixture(scope="module")
-def log_probs_under(run):
-    """Log-probs of the tokens of each answer under a checkpoint (0 = base), by inference.py's model."""
+def test_log_probs_are_those_of_the_checkpoints_before_and_after_the_step(run, rows):
+    """By inference.py's model; prompt and answer are at the left, where training has the prompt's padding."""
     c, _, found = inference.read_arguments([f"CHECKPOINT={run}"])
     tokenizer = llama.load_tokenizer(llama.load_hf_config(c.MODEL)[0])
-    rollout = trained.make_rollout(c, tokenizer, 1)
-    base = jax.tree.map(np.array, nnx.to_pure_dict(nnx.state(rollout.model(), nnx.Param)))
+    rollout = trained.make_rollout(c, tokenizer, 1)  # the base model, until a checkpoint is restored
     forward = nnx.jit(type(rollout.model()).__call__)
-
-    def under(step, rows):
-        nnx.update(rollout.model(), base)
+    mine = inference.add_prompts(c, [row for row in rows if row["step"] == STEPS], tokenizer)
+    asked = [(tokenizer.encode(row["prompts"], add_special_tokens=False), answer)
+             for row in mine for answer in row["completions"]]  # fmt: skip
+    tokens = np.zeros((len(asked), 56), np.int32)
+    for line, (prompt, answer) in zip(tokens, asked):
+        line[: len(prompt) + len(answer["tokens"])] = prompt + answer["tokens"]
+    positions = np.broadcast_to(np.arange(56), tokens.shape)
+    for name, step in (("log_prob_reference", 0), ("log_prob", STEPS - 1), ("log_prob_after", STEPS)):
         if step:
             trained.restore(rollout, trained.place_of(found)[0], step)
-        rows = inference.add_prompts(c, rows, tokenizer)
-        asked = [(tokenizer.encode(row["prompts"], add_special_tokens=False), answer["tokens"])
-                 for row in rows for answer in row["completions"]]  # fmt: skip
-        # prompt and answer at the left, where training has the prompt's padding
-        tokens = np.zeros((len(asked), 56), np.int32)
-        for line, (prompt, answer) in zip(tokens, asked):
-            line[: len(prompt) + len(answer)] = prompt + answer
-        positions = np.broadcast_to(np.arange(56), tokens.shape)
         logits, _ = forward(
             rollout.model(), tokens, positions=positions, cache=None, attention_mask=None,
             decoder_segment_ids=(tokens != 0).astype(np.int32),
         )  # fmt: skip
-        log_prob = jax.nn.log_softmax(np.asarray(logits, np.float32) / rows[0]["temperature"])
-        return [
-            log_prob[i, np.arange(len(prompt), len(prompt) + len(answer)) - 1, np.array(answer)]
-            for i, (prompt, answer) in enumerate(asked)
-        ]
-
-    return under
-
-
-def test_log_probs_are_those_of_the_checkpoints_before_and_after_the_step(log_probs_under, rows):
-    mine = [row for row in rows if row["step"] == STEPS]
-    written = [answer for row in mine for answer in row["completions"]]
-    for name, checkpoint in (("log_prob", STEPS - 1), ("log_prob_after", STEPS), ("log_prob_reference", 0)):
-        for answer, expected in zip(written, log_probs_under(checkpoint, mine), strict=True):
+        log_prob = jax.nn.log_softmax(np.asarray(logits, np.float32) / mine[0]["temperature"])
+        for of_line, (prompt, answer) in zip(log_prob, asked, strict=True):
+            places = len(prompt) - 1 + np.arange(len(answer["tokens"]))
             # five decimals, and float32 sums in another order and at other lengths
-            np.testing.assert_allclose(answer[name], expected, atol=5e-5)
-    changes = [np.subtract(answer["log_prob_after"], answer["log_prob"]) for answer in written]
+            np.testing.assert_allclose(answer[name], of_line[places, np.array(answer["tokens"])], atol=5e-5)
+    changes = [np.subtract(answer["log_prob_after"], answer["log_prob"]) for _, answer in asked]
     assert max(np.abs(change).max() for change in changes) > 1e-3  # 20 times the tolerance
 
 
@@ -183,23 +167,18 @@ TEXTS = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def byte_level():
-    """A byte-level BPE as Llama's: a character can take several tokens."""
+def test_the_texts_of_the_tokens_add_up_to_the_text():
+    """With a byte-level BPE as Llama's: a character can take several tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=280, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(TEXTS, trainer)
-    return tokenizer
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_the_texts_of_the_tokens_add_up_to_the_text(byte_level, text):
-    tokens = byte_level.encode(text).ids
-    pieces = answers.token_texts(byte_level, tokens)
-    assert len(pieces) == len(tokens) > 1 and "".join(pieces) == text
-    whole = [byte_level.decode([token]) for token in tokens]
-    for piece, alone in zip(pieces, whole):  # a token that is whole characters has its own text
-        assert "\ufffd" in alone or piece == alone
+    for text in TEXTS:
+        tokens = tokenizer.encode(text).ids
+        pieces = answers.token_texts(tokenizer, tokens)
+        assert len(pieces) == len(tokens) > 1 and "".join(pieces) == text
+        whole = [tokenizer.decode([token]) for token in tokens]
+        for piece, alone in zip(pieces, whole):  # a token that is whole characters has its own text
+            assert "\ufffd" in alone or piece == alone
