@@ -21,7 +21,7 @@ from PIL import Image
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.ui import Select
+from selenium.webdriver.support.ui import Select, WebDriverWait
 from test_health import FOLDER
 from test_page import SMALL, with_hostile_texts
 
@@ -364,8 +364,7 @@ def test_the_top_says_what_came_of_it_and_where_to_look_next(run, show, tmp_path
     assert one(driver, "#reasons").text.startswith(counts)
     assert any("the KL to the starting model is" in text for text in texts(driver, "#look_list a"))
     driver.find_element(By.PARTIAL_LINK_TEXT, f"wrong after training: {lost} of 16 ").click()
-    time.sleep(WRITTEN)
-    assert len(find(driver, ".pair")) == lost
+    WebDriverWait(driver, 20).until(lambda d: len(find(d, ".pair")) == lost)
     place = "return arguments[0].getBoundingClientRect().top"
     assert 0 <= driver.execute_script(place, one(driver, "#before_after")) < 300
     for home in find(driver, "#home a"):

@@ -14,6 +14,7 @@ import inference
 import reward_func
 from model import llama
 from run import answers, trained
+from run.run_files import read_log
 from settings import HERE
 from task.grading import format_ok, grade, last_number
 
@@ -42,6 +43,8 @@ def test_the_chosen_steps_are_kept_with_all_answers(run, rows):
     assert [row["step"] for row in rows] == [step for step in KEPT for _ in range(4)]
     assert all(len(row["completions"]) == G for row in rows)
     assert not list(run.glob("*.partial"))
+    drawn = [row["answers"] for row in read_log(run / "train_log.csv") if row["step"] in KEPT]
+    assert max(drawn) > 4 * G  # some groups are those of a refill
     evaluated = [row["step"] for row in answers.read_lines(run / "evaluations.jsonl")]
     assert evaluated == [0, 3, 4]  # before the first step, every third, after the last
 

@@ -40,6 +40,17 @@ def test_every_row_is_accepted_and_every_patch_fits(job):
             next(m.configure for m in (script, *others) if hasattr(m, "configure"))(names)
 
 
+LABELLED = [j for j in JOBS if "columns" in j.make and j.make.get("key") != "command"]
+
+
+@pytest.mark.parametrize("job", LABELLED, ids=lambda job: name_of(job.products()[0]))
+def test_the_committed_table_has_the_rows_of_the_study(job):
+    names = [name for name in job.rows()[0] if name not in run.NOT_COLUMNS]
+    wanted = [tuple(str(row[name]) or "unchanged" for name in names) for row in job.rows()]
+    lines = columns.read_csv(job.products()[0])
+    assert [*dict.fromkeys(tuple(line[name] or "unchanged" for name in names) for line in lines)] == wanted
+
+
 def test_what_is_out_of_date_is_marked_as_such():
     """If this fails: remake what it names, or say so in the lab books: make figures MARK=True; make pages."""
     entries = lock.read()
@@ -163,16 +174,6 @@ def test_seeds_side_by_side_by_hand(tmp_path):
     assert at == [("1000", 0.5, 0, 1), ("2000", 2.5, 1, 4), ("3000", 5, 2, 8)]
     means = columns.seeds_side_by_side([tmp_path], mean="mean eval_return", last="count env_step")
     assert [(line["mean"], line["last"]) for line in means] == [(pytest.approx(1010 / 3), 3000), (30, 3000)]
-
-
-def test_the_best_setting_of_a_search_among_equals_is_the_better_while_learning(tmp_path):
-    rows = [("ours", 0.1, 20, 500, 300), ("ours", 0.1, 50, 500, 310), ("textbook", 0.1, 20, 400, 350),
-            ("textbook", 0.2, 20, 300, 390)]  # fmt: skip
-    names = "learner", "learning_rate", "target_sync_interval", "eval_return", "mean_while_learning"
-    run.write_csv(tmp_path / "tune.csv", [dict(zip(names, row)) for row in rows])
-    ours, textbook = columns.best_of_tune(tmp_path / "tune.csv")
-    assert ours == {"learner": "ours", "changed": "LEARNING_RATE=0.1 TARGET_SYNC_INTERVAL=50"}
-    assert textbook["changed"].endswith("LEARNING_RATE=0.1 LEARNING_RATE_END=0.1 TARGET_SYNC_INTERVAL=20")
 
 
 @pytest.mark.parametrize("page", tables.all_pages(), ids=name_of)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import short_runs
 from jax.profiler import ProfileData
-from short_runs import finish
+from short_runs import finish, run_here
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import grpo_llama3_1_8b_demo as demo
@@ -28,8 +28,7 @@ STEPS, B, G, T = 6, 4, 4, 13
 DAY = 86_400  # seconds
 ARGUMENTS = [f"NUM_BATCHES={STEPS}", f"BATCH_SIZE={B}", f"NUM_GENERATIONS={G}",
              f"TOTAL_GENERATION_STEPS={T}", "NUM_TEST_QUESTIONS=4", "SAVE_INTERVAL_STEPS=3",
-             "EVAL_CONFIG=liberal", "EVAL_EVERY=3", "EVAL_QUESTIONS=8", "LOG_ANSWERS_EVERY=1",
-             "RUN_DIR=run"]  # fmt: skip
+             "EVAL_CONFIG=liberal", "EVAL_EVERY=3", "EVAL_QUESTIONS=8", "LOG_ANSWERS_EVERY=1"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +44,9 @@ def run(tmp_path_factory):
         return time.perf_counter() + DAY * len(evaluations)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
         patch.setattr(demo, "evaluate", long_evaluation)
         patch.setattr(training, "time", SimpleNamespace(perf_counter=clock, time=time.time))
-        demo.main([*ARGUMENTS, "PROFILE_DIR=trace"])
+        run_here(folder, *ARGUMENTS, "PROFILE_DIR=trace")
     assert len(evaluations) == 5  # before and after; before the first step, after the third and the sixth
     return {"folder": folder, "rows": read_log(folder / "run" / "train_log.csv")}
 
@@ -151,9 +149,8 @@ def test_a_resumed_log_keeps_what_was_there_and_takes_new_columns(tmp_path):
 def start(folder, devices, *arguments, **environment):
     """The script in a process with so many devices."""
     flags = f"--xla_force_host_platform_device_count={devices} {os.environ['XLA_FLAGS']}"
-    return short_runs.start(
-        folder, *ARGUMENTS, *arguments, XLA_FLAGS=flags, JAX_PLATFORMS="cpu", **environment
-    )
+    arguments = (*ARGUMENTS, "RUN_DIR=run", *arguments)
+    return short_runs.start(folder, *arguments, XLA_FLAGS=flags, JAX_PLATFORMS="cpu", **environment)
 
 
 def assert_same_curves(rows, expected):
@@ -189,7 +186,7 @@ def test_a_checkpoint_of_8_devices_goes_on_on_one(run, run_on_8, tmp_path):
     copy = shutil.copytree(run_on_8, tmp_path / "run")
     shutil.rmtree(copy / "checkpoints" / str(STEPS))
     (copy / "after.json").unlink()
-    out = finish(start(tmp_path, 1))
+    out = run_here(tmp_path, *ARGUMENTS)
     assert "going on after step 3 of 6" in out and "on 1 cpu device(s)" in out
     assert_same_curves(read_log(copy / "train_log.csv"), run["rows"])
 
