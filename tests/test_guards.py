@@ -26,12 +26,6 @@ from run import start as start_of_run
 from run.run_files import read_log
 from settings import HERE, UserError
 
-GOOD_ROW = {
-    "question": "Tom has 2 apples and buys 3 more. How many apples does Tom have now?",
-    "answer": "2+3=5\n#### 5",
-}
-SMALL = ["NUM_BATCHES=3", "BATCH_SIZE=2", "NUM_GENERATIONS=2", "NUM_TEST_QUESTIONS=4"]
-
 
 @pytest.fixture(autouse=True)
 def in_an_empty_folder(tmp_path, monkeypatch):
@@ -43,21 +37,13 @@ def read(*arguments):
     return settings.read(demo.Constants, arguments)
 
 
-@pytest.mark.parametrize(
-    ("argument", "code", "words"),
-    [
-        ("REWARDS=mark_reward,match_format_exactly", 2, "error: REWARDS="),
-        ("--help", 0, ""),
-    ],
-)
-def test_the_command_line_answers_with_one_line_and_before_the_imports(argument, code, words):
-    command = [sys.executable, "-X", "importtime", SCRIPT, argument]
+def test_the_command_line_answers_with_one_line_and_before_the_imports():
+    command = [sys.executable, "-X", "importtime", SCRIPT, "REWARDS=mark_reward,match_format_exactly"]
     done = subprocess.run(command, capture_output=True, text=True)
     lines = done.stderr.splitlines()
     imported = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
-    said = [line for line in lines if not line.startswith("import time:")]
-    assert done.returncode == code and len(said) == (code != 0)
-    assert not said or said[0].startswith(words)
+    [said] = [line for line in lines if not line.startswith("import time:")]
+    assert done.returncode == 2 and said.startswith("error: REWARDS=")
     assert "run.checks" in imported
     assert not imported & {"jax", "flax", "maxtext", "tunix", "transformers", "grain", "tensorflow"}
     assert not Path("runs").exists()
@@ -111,9 +97,9 @@ def test_the_versions_are_the_pinned_ones(name):
 def test_the_script_counts_what_is_both_tested_and_trained_on(capsys):
     Path("own").mkdir()
     for name in ("copy.jsonl", "own/train.jsonl", "own/validation.jsonl"):
-        Path(name).write_text(json.dumps(GOOD_ROW))
+        Path(name).write_text('{"question": "Tom has 2 apples. How many apples?", "answer": "#### 2"}')
     with contextlib.suppress(UserError):
-        demo.main([*SMALL, "DATASET=own/train.jsonl", "TEST_DATASET=copy.jsonl", "DRY_RUN=True"])
+        demo.main([*SHORT, "DATASET=own/train.jsonl", "TEST_DATASET=copy.jsonl", "DRY_RUN=True"])
     said = capsys.readouterr().out
     assert "\nnote: 1 of 1 test questions are training questions, too" in said
     assert "\nnote: 1 of 1 held-out questions are training questions, too" in said
