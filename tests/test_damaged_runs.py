@@ -2,10 +2,8 @@
 
 import io
 import json
-import os
 import re
 import shutil
-import signal
 import sys
 from pathlib import Path
 
@@ -343,15 +341,6 @@ def test_what_is_not_finite_is_not_written(tmp_path, bad):
         assert not checkpoints.saved(str(tmp_path / "checkpoints"))
         checkpoints.save(manager, 1, weights, moments, {}, c)
     assert checkpoints.saved(str(tmp_path / "checkpoints")) == [1]
-
-
-def test_a_schedulers_signal_before_the_first_step_is_answered_like_ctrl_c(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["grpo.py"])
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit) as stopped:
-        settings.run(lambda arguments: os.kill(os.getpid(), signal.SIGTERM))
-    signal.signal(signal.SIGTERM, before)
-    assert stopped.value.code == 130 and capsys.readouterr().err == "\nstopped\n"
 
 
 def test_a_terminal_without_arrows_gets_their_escapes(monkeypatch):

@@ -8,6 +8,7 @@ import json
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -49,17 +50,17 @@ def test_the_command_line_answers_with_one_line_and_before_the_imports():
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize("where", ["read_data", "make_prompts"])
-def test_an_early_ctrl_c_of_the_main_script(monkeypatch, capsys, where):
+@pytest.mark.parametrize(
+    ("where", "number"), [("read_data", signal.SIGTERM), ("make_prompts", signal.SIGINT)]
+)
+def test_an_early_ctrl_c_or_a_schedulers_signal(monkeypatch, capsys, where, number):
     """Before the folder of the run is made, and after: then it is named, though RUN_DIR was not given."""
-
-    def interrupt(*arguments, **more):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(start_of_run, where, interrupt)
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(start_of_run, where, lambda *arguments, **more: signal.raise_signal(number))
     monkeypatch.setattr(sys, "argv", ["my scripts/grpo.py", "TEMPLATE={question} now", "RUN_DIR="])
     with pytest.raises(SystemExit) as done:
         settings.run(demo.main)
+    signal.signal(signal.SIGTERM, before)
     assert done.value.code == 130
     err = capsys.readouterr().err
     folders = list(Path("runs/grpo_llama3_1_8b_demo").glob("*"))

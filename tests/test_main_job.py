@@ -41,7 +41,7 @@ CURRICULUM = ["ROLLOUTS=curriculum", "DATASET=few"]
 LOST = [*CURRICULUM, "CHECKPOINT_DIR=elsewhere"]
 
 
-def assert_same_end(whole, other, place):
+def assert_same_end(whole, other, place="checkpoints"):
     """Log (all but times and memory), answers, evaluations, result and weights of two runs, bit for bit."""
     logs = []
     for folder in (whole, other):
@@ -51,17 +51,29 @@ def assert_same_end(whole, other, place):
              if not name.startswith(("memory", "seconds", "tokens_per"))}
             for row in rows
         ])  # fmt: skip
-    assert [row["step"] for row in logs[0]] == ["1.0", "2.0", "3.0", "4.0"]
-    assert logs[0] == logs[1] and len(logs[0][0]) > 25
+    steps = len(logs[0])
+    assert [row["step"] for row in logs[0]] == [repr(step + 1.0) for step in range(steps)]
+    assert logs[0] == logs[1] and steps in (4, 8) and len(logs[0][0]) > 25
     for name in ("answers.jsonl", "evaluations.jsonl"):  # no step twice, none lost
         lines = [(folder / name).read_text() for folder in (whole, other)]
-        assert lines[0] == lines[1] and '"step": 4' in lines[0]
+        assert lines[0] == lines[1] and f'"step": {steps}' in lines[0]
     results = [json.loads((folder / "result.json").read_text()) for folder in (whole, other)]
     assert results[0]["before"] == results[1]["before"] and results[0]["after"] == results[1]["after"]
-    weights = [load_weights(folder, 4, place) for folder in (whole, other)]
+    weights = [load_weights(folder, steps, place) for folder in (whole, other)]
     assert weights[0].keys() == weights[1].keys() and len(weights[0]) > 60
     for name in weights[0]:
         np.testing.assert_array_equal(weights[0][name], weights[1][name], err_msg=name)
+
+
+def test_killed_and_resumed_ends_as_a_run_that_was_not(finished, tmp_path):
+    """It's killed while its second checkpoint is being written, or just after it."""
+    process = start_run(tmp_path, *SHORT, "RUN_DIR=run")
+    wait_for(lambda: len([*tmp_path.glob("run/checkpoints/*/")]) >= 2, process)
+    process.kill()
+    process.communicate()
+    done = saved_steps(tmp_path / "run")[-1]
+    assert f"going on after step {done} of 8" in run_here(tmp_path, *SHORT)
+    assert_same_end(finished / "run", tmp_path / "run")
 
 
 def moments_of_a_kill(monkeypatch, run, checkpoints_at, kept):
