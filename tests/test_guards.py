@@ -57,7 +57,7 @@ def test_an_early_ctrl_c_or_a_schedulers_signal(monkeypatch, capsys, where, numb
     """Before the folder of the run is made, and after: then it is named, though RUN_DIR was not given."""
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(start_of_run, where, lambda *arguments, **more: signal.raise_signal(number))
-    monkeypatch.setattr(sys, "argv", ["my scripts/grpo.py", "TEMPLATE={question} now", "RUN_DIR="])
+    monkeypatch.setattr(sys, "argv", ["my scripts/grpo.py", "TEMPLATE={question} {{now}}", "RUN_DIR="])
     with pytest.raises(SystemExit) as done:
         settings.run(demo.main)
     signal.signal(signal.SIGTERM, before)
@@ -67,7 +67,7 @@ def test_an_early_ctrl_c_or_a_schedulers_signal(monkeypatch, capsys, where, numb
     if where == "read_data":
         assert "RUN_DIR" not in err and not folders
     else:
-        command = ["python", "my scripts/grpo.py", "TEMPLATE={question} now", f"RUN_DIR={folders[0]}"]
+        command = ["python", "my scripts/grpo.py", "TEMPLATE={question} {{now}}", f"RUN_DIR={folders[0]}"]
         assert shlex.split(err.splitlines()[-1].removeprefix("stopped. To go on: ")) == command
 
 

@@ -364,11 +364,3 @@ def test_a_chat_template_that_does_not_ask_the_question_is_refused(chat_template
     changed.chat_template = chat_template
     said = f"MODEL={HERE / 'tiny_llama'}: its chat template {re.escape(words)}.*or take another model$"
     refused(said, prompts.to_prompt, changed, "2 + 2?", template="{question}", system_prompt="")
-
-
-@pytest.mark.parametrize(("template", "words"), CASES["TEMPLATES"].items())
-def test_a_template_that_asks_nothing_or_too_much_is_refused(template, words):
-    said = f"TEMPLATE={template!r}: "
-    refused(f"{re.escape(said)}.*{re.escape(words)}.*; write {{question}} where", checks.template,
-            SimpleNamespace(TEMPLATE=template))  # fmt: skip
-    checks.template(SimpleNamespace(TEMPLATE="{system_prompt}\n\n{question} {{x}}"))
