@@ -9,12 +9,12 @@ from pathlib import Path
 
 import hostile_programs
 import pytest
-from hostile_programs import HANG_SECONDS, KINDS
+from hostile_programs import HANG_SECONDS, KINDS, PROGRAMS, SECRET, filled
 from measure.columns import read_csv
 
 from sandbox import box, warden
 from task import code_grading
-from task.code_grading import compute_score, extract_code, read_statements
+from task.code_grading import compute_score, extract_code, read_statements, same_output
 from tools import code_reward
 
 FOLDER = Path(box.__file__).parent.parent
@@ -47,6 +47,16 @@ def test_the_committed_table_is_of_these_programs():
     rows = read_csv(FOLDER / "assets" / "hostile_programs.csv")
     tried = {(row["protection"], int(row["tried"])) for row in rows}
     assert tried == {(kind, len(hostile_programs.names(kind))) for kind in box.SENTENCES}
+
+
+@pytest.mark.parametrize("name", ["reads the tests' file", "searches the disk"])
+def test_without_isolation_a_search_finds_the_answer(name, tmp_path):
+    """The cheats are real: outside a sandbox the same program prints the expected output."""
+    (tmp_path / "tests.json").write_text(filled("{OUTPUT}", SECRET=SECRET))
+    program = filled(PROGRAMS[name].program, PUBLIC=tmp_path)
+    command = [sys.executable, "-I", "-c", program]
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS).stdout
+    assert same_output(printed, SECRET)
 
 
 @pytest.fixture
