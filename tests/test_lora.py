@@ -11,6 +11,7 @@ import test_load_llama
 from flax import nnx
 from short_runs import load_weights
 from table_policy import train_llm
+from tunix.generate.tokenizer_adapter import TokenizerAdapter
 
 import grpo_llama3_1_8b_demo as demo
 import inference
@@ -18,7 +19,7 @@ import reward_func
 import settings
 from model import llama, lora
 from model.load import load_llm
-from model.rollout import sampling
+from model.rollout import MaxTextRollout, sampling
 from run import run_folder
 from task import prompts, run_grader
 from tools import convert_checkpoint as convert
@@ -82,9 +83,10 @@ def test_at_first_it_is_the_base_model_and_merged_it_is_the_adapted_one(scan_lay
     np.testing.assert_array_equal(logits(base, mesh), expected)
 
 
-def test_in_bfloat16_float32_matrices_leave_every_activation_in_bfloat16():
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_in_bfloat16_float32_matrices_leave_every_activation_in_bfloat16(scan_layers):
     """qwix's sum would be float32 from the first layer on, and stacked layers would not compile."""
-    base, mesh, config, _ = load(dtype="bfloat16", scan_layers=True)
+    base, mesh, config, _ = load(dtype="bfloat16", scan_layers=scan_layers)
     adapted, _ = lora.add_lora(base, mesh, config, RANK, ALPHA, ALL, seed=0)
     fill_b(adapted)
     graphdef, state = nnx.split(adapted)
@@ -97,7 +99,7 @@ def test_in_bfloat16_float32_matrices_leave_every_activation_in_bfloat16():
     with mesh:
         program = str(jax.make_jaxpr(forward)(state))
     kept = re.findall(r"(\w+)\[4,20,256\] = name\[name=mlpwi_0\]", program)  # for the gradient
-    assert kept == ["bf16"]  # all layers are one loop
+    assert kept == ["bf16"] * (1 if scan_layers else 3)
 
 
 def test_only_the_named_weights_get_matrices():
@@ -106,6 +108,11 @@ def test_only_the_named_weights_get_matrices():
     paths = {path[-3:-1] for path in flat(adapted, nnx.LoRAParam)}
     assert paths == {("self_attention", "query"), ("self_attention", "out")}
     assert lora.count_parameters(hf, 2, "q_proj,o_proj") == 3 * 2 * (96 + 96) * 2  # layers x rank x ...
+
+
+def greedy_answers(rollout, rows):
+    how = sampling(constants(*RUN), "greedy", seed=jax.random.key(0))
+    return rollout.generate([row["prompts"] for row in rows], how).text
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +126,7 @@ def trained(tmp_path_factory):
     with run_folder.open_run(c) as run:
         llm = load_llm(c, model, hf, tokenizer)
         train_llm(c, llm, run_grader.make_grader("", "", reward_func, rows), rows, run.folder)
-    greedy = sampling(c, "greedy", seed=jax.random.key(0))
-    answers = llm.rollout.generate([row["prompts"] for row in rows], greedy).text
-    return llm, folder / "run", rows, answers
+    return llm, folder / "run", rows, greedy_answers(llm.rollout, rows)
 
 
 def test_only_a_and_b_change_and_the_reference_is_the_frozen_base_itself(trained):
@@ -143,14 +148,20 @@ def test_only_a_and_b_change_and_the_reference_is_the_frozen_base_itself(trained
 
 
 def test_the_merged_export_is_the_adapted_model(trained, tmp_path, monkeypatch):
-    llm, run_dir, *_ = trained
+    llm, run_dir, rows, greedy = trained
     monkeypatch.chdir(tmp_path)
     convert.main([f"SOURCE={run_dir}", "TARGET=merged"])
-    exported, mesh, *_ = load("merged")
+    exported, mesh, config, hf = load("merged", rows=16)
     adapted = logits(llm.actor, mesh)
     # float32: another order of sums, and the query weights once divided and multiplied by sqrt(head_dim)
     np.testing.assert_allclose(logits(exported, mesh), adapted, atol=1e-3)
     assert np.abs(adapted - logits(load()[0], mesh)).max() > 0.5  # which the base model is not
+    tokenizer = llama.load_tokenizer(tmp_path / "merged")
+    rollout = MaxTextRollout(
+        exported, TokenizerAdapter(tokenizer), mesh, sampling(constants(*RUN)),
+        maxtext_config=config, hf=hf,
+    )  # fmt: skip
+    assert greedy_answers(rollout, rows) == greedy
 
 
 def test_inference_answers_with_the_adapted_weights(trained, capsys):

@@ -110,7 +110,7 @@ def filtered(logits, temperature, top_p, top_k):
     return result
 
 
-@pytest.mark.parametrize("how", [(3.0, 1.0, 5), (3.0, 0.6, -1)])
+@pytest.mark.parametrize("how", [(1.0, 1.0, -1), (3.0, 1.0, 5), (3.0, 0.6, -1)])
 def test_sampling_frequencies_match_the_distribution(how):
     engine = make_rollout(rows=256)
     # in the middle of the working, where the operation, hence the reading, is chosen
