@@ -13,7 +13,7 @@ with the advantage of GAE (Schulman et al. 2016, eq. 16), cut at the end of an e
 Read first: `update`, the four phases; `gae`; `clipped_objective`. The file is reinforce.py with these pieces
 exchanged; `diff 3_Pendulum/ppo.py 3_Pendulum/pendulum.py` then shows what a continuous action needs.
 
-What is *not* here, and why: no entropy bonus (29 of 30 seeds do without), no clipping of the value loss, no
+What is *not* here, and why: no entropy bonus (27 of 30 seeds do without), no clipping of the value loss, no
 early stop by KL, no weights shared between actor and critic (two small networks are simpler than weighing two
 losses against each other), no decay of the learning rate and no gradient clip (pendulum.py has both).
 

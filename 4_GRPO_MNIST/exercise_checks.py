@@ -94,7 +94,7 @@ def main(*functions: Callable) -> None:
     """Judges the reader's functions. If all are right, trains with them: exit code 0, else 1."""
 
     def judge_and_train(arguments: list[str]) -> None:
-        runs.start_jax(xla_flags="")
+        runs.start_jax(one_thread=False)
         grader.run(EXERCISES, functions)
         import grpo_mnist as script
 

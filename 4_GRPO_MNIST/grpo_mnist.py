@@ -305,7 +305,7 @@ def percent(rows: list[dict[str, Any]], name: str) -> str:
 def run(c: Constants, name: str, method: str, make_agent: Callable, update: Callable) -> dict[str, Any]:
     """Trains all seeds, evaluates them, fills the run's folder. Returns what result.json holds."""
     started = time.perf_counter()
-    runs.start_jax(xla_flags="")  # several cores pay off here
+    runs.start_jax(one_thread=False)  # several cores pay off here
     data, source = mnist.read_mnist(c.MNIST_PATH, c.DATA_DIR)
     env.updates_per_row(c, len(data.images))
     run_dir = runs.open_run(name, c)

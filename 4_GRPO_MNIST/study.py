@@ -129,7 +129,7 @@ def memory_ledgers() -> list[dict[str, Any]]:
 def main(arguments: list[str]) -> None:
     """Writes the three tables into the run's folder; `arguments` are constants of variants.py."""
     c = variants.configure(arguments)
-    runs.start_jax(xla_flags="")  # several cores pay off here
+    runs.start_jax(one_thread=False)  # several cores pay off here
     data, source = read_mnist(c.MNIST_PATH, c.DATA_DIR)
     env.updates_per_row(c, len(data.images))
     run_dir = runs.open_run("grpo_mnist_study", c)

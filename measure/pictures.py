@@ -269,17 +269,16 @@ def failures(table: Path) -> plt.Figure:
 
 
 BASELINES = {"critic_baseline": BLUE, "batch_mean": GREY, "no_baseline": ORANGE}
-CREDIT = {True: "return to go", False: "whole return"}
 
 
-def baselines(table: Path, shown=tuple(BASELINES), credit=tuple(CREDIT)) -> plt.Figure:
+def baselines(table: Path, shown=tuple(BASELINES), credit=(True, False)) -> plt.Figure:
     """Greedy return against steps: a row for each baseline, a column for each kind of credit."""
     groups = grouped(pd.read_csv(table), "changed")
     figure, axes = panels(len(shown), len(credit), 1.7, sharex=True, sharey=True)
     pairs = [(baseline, to_go) for baseline in shown for to_go in credit]
     for one, (baseline, to_go) in zip(axes, pairs, strict=True):
         draw_band(one, groups[f"REWARD_TO_GO={to_go} BASELINE={baseline}"], BASELINES[baseline])
-        column = f", {CREDIT[to_go]}" if len(credit) > 1 else ""
+        column = f", {'reward to go' if to_go else 'whole return'}" if len(credit) > 1 else ""
         one.set_title(baseline.replace("_", " ") + column)
         one.set(ylim=(0, 515), xticks=[0, 50_000, 100_000])
     figure.supxlabel("environment step", fontsize=11)
@@ -419,8 +418,8 @@ def methods(table: Path) -> plt.Figure:
 def methods_pass_at_k(table: Path) -> plt.Figure:
     """Does MaxRL keep what only many answers find?"""
     figure, [axes] = panels(1, height=3.6)
-    for method, color in {"untrained": GREY, "GRPO, 0/1 reward": ORANGE, "MaxRL": BLUE}.items():
-        rows = pd.read_csv(table).query("method == @method")
+    for method, color in {"before training": GREY, "GRPO, 0/1 reward": ORANGE, "MaxRL": BLUE}.items():
+        rows = pd.read_csv(table).replace("untrained", "before training").query("method == @method")
         band(axes, rows.k, rows["mean"], rows.lowest, rows.highest, color, method, marker="o", ms=3)
     axes.set_xscale("log", base=2)
     axes.set_xticks(rows.k, rows.k)
@@ -441,7 +440,7 @@ def methods_dense(table: Path) -> plt.Figure:
 
 
 VARIANTS = {  # of the grid in turns: what works, and the mistakes
-    "episode": BLUE, "return to go": ORANGE, "slippery": GREEN, "walls": RED,
+    "whole episode": BLUE, "reward to go": ORANGE, "slippery": GREEN, "walls": RED,
     "the world's tokens trained": ORANGE, "only the last turn trained": GREEN,
     "groups of different starts": RED, "padding between turns": PURPLE,
 }  # fmt: skip
@@ -450,7 +449,8 @@ VARIANTS = {  # of the grid in turns: what works, and the mistakes
 def turns(table: Path) -> plt.Figure:
     """Return against the optimum: two kinds of credit and three worlds, and the mistakes."""
     figure, both = panels(2, height=3.1, sharex=True)
-    groups, names = grouped(pd.read_csv(table), "variant"), list(VARIANTS)
+    words = {"episode": "whole episode", "return to go": "reward to go"}
+    groups, names = grouped(pd.read_csv(table).replace(words), "variant"), list(VARIANTS)
     titles = "return, mean over all starts", "the same with a mistake"
     for axes, title, shown in zip(both, titles, (names[:4], [names[0], *names[4:]]), strict=True):
         for name in shown:

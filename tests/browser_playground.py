@@ -24,7 +24,7 @@ import optax
 import pandas as pd
 import psutil
 import pytest
-from chromium import find, look_like, one
+from chromium import find, look_like, one, turn
 from folders import load
 from hostile import HOSTILE
 from safetensors.numpy import save_file
@@ -80,12 +80,6 @@ def address_of(driver):
 
 def numbers_in(text):
     return [float(x.replace("−", "-")) for x in re.findall(r"[+−]?\d+(?:\.\d+)?", text)]
-
-
-def turn(driver, name, value):
-    """Moves a slider as a reader would."""
-    script = "const s = arguments[0]; s.value = arguments[1]; s.dispatchEvent(new Event('input'))"
-    driver.execute_script(script, one(driver, f"#{name}"), value)
 
 
 def run(driver, code, *arguments):
@@ -523,32 +517,23 @@ def go_on_until(driver, step, lang="en"):
 
 
 def test_verdicts_name_what_pays(show):
-    """What pays is asked of the reward itself: the same answer, once with and once without."""
     driver = show("clip")
-    random, kinds, form = np.random.default_rng(5), set(), "<reasoning>7</reasoning><answer>{}</answer>"
-    pairs = {"right": (form.format(7), 9, form.format(70), 9), "form": (form.format(70), 9, "70", 9)}
-    pairs["length"] = (form.format(7), 20, form.format(7), 10)
+    looks = dict(right=0.3, form=0.3, length=10, reward=1, kl=0.1)
+    after = dict(right=0.4, form=0.1, length=8, reward=1, kl=0.1)
     names = ["format", "tag", "right", "whitespace", "close", "near", "wrong", "number", "token"]
-    script = """given[0].map(([points, before, after]) => {
-      const { reward, total } = module('rewards'), sum = (text, n) => total(reward(text, '7', points, n));
-      const pays = given[1].map(([a, m, b, n]) => sum(a, m) - sum(b, n));
-      return [module('verdict').verdict(points, before, after), pays];
-    })"""
-    cases = []
-    for _ in range(300):
-        points = dict(zip(names, random.choice([0, 0, 0.5, 3, -1], 9).tolist(), strict=True))
-        looks = random.random((2, 5)) * [1, 1, 28, 1, 1]
-        cases.append([points, *(dict(zip([*pairs, "reward", "kl"], look.tolist())) for look in looks)])
-    found = run(driver, script, cases, list(pairs.values()))
-    for (points, before, after), (said, pays) in zip(cases, found, strict=True):
-        for name, pay in zip(pairs, pays, strict=True):
-            pay -= points["wrong"] * (name == "form")  # an answer without its tags isn't graded as wrong
-            change, least = after[name] - before[name], 2 if name == "length" else 0.1
-            kind = "unpaid" if pay == 0 else "paid" if pay * change > 0 else "against"
-            told = [key for key, values in said if values.get("name") == name]
-            assert told == ([f"verdict_{kind}"] if abs(change) >= least and any(points.values()) else [])
-            kinds.update(told)
-    assert len(kinds) == 3
+    for points, change, said in (
+        (dict(right=3), {}, "right paid, form unpaid, length unpaid"),
+        (dict(right=1, wrong=3), {}, "right against, form unpaid, length unpaid"),  # the wrong ones have more
+        (dict(number=1, wrong=1), {}, "right unpaid, form unpaid, length unpaid"),
+        (dict(tag=0.5), {}, "right unpaid, form against, length unpaid"),
+        (dict(format=3, tag=-0.5, token=-0.1), {}, "right unpaid, form paid, length paid"),  # -4 for the tags
+        (dict(token=1), dict(right=0.39, length=8.1), "form unpaid"),  # too little to say so
+        ({}, {}, ""),
+    ):
+        given = dict.fromkeys(names, 0) | points, looks, after | change
+        found = run(driver, "module('verdict').verdict(...given[0])", given)
+        told = ", ".join(f"{values['name']} {key}" for key, values in found if "name" in values)
+        assert told.replace("verdict_", "") == said, points
 
 
 def test_a_training_stops_goes_on_and_is_reset(show):

@@ -45,3 +45,9 @@ def one(driver, selector):
 def texts(driver, selector):
     """Of each element that a CSS selector finds."""
     return [element.text for element in find(driver, selector)]
+
+
+def turn(driver, name, value):
+    """Moves a slider as a reader would."""
+    script = "const [s, to] = arguments; s.value = to; s.dispatchEvent(new Event('input', {bubbles: true}))"
+    driver.execute_script(script, one(driver, f"#{name}"), value)

@@ -11,6 +11,7 @@ ALL = [
     *sorted(path for path in ROOT.glob("*.md") if path.stem != "CONTRIBUTING"),
     *sorted(path for folder in FOLDERS for path in [*folder.glob("*.md"), *folder.glob("docs/*.md")]),
 ]
+EVERY = [*ALL, ROOT / "CONTRIBUTING.md"]
 ENGLISH = [page for page in ALL if not page.stem.endswith("_ch")]
 CHINESE = [page for page in ALL if page.stem.endswith("_ch")]
 

@@ -6,23 +6,23 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from short_runs import SHORT, run_here
+from short_runs import SHORT
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import grpo_llama3_1_8b_demo as demo
 import inference
 import reward_func
-import settings
 from model import llama
 from run import answers, trained
+from run.run_files import read_log
 from settings import HERE
-from task import prompts, questions
 from task.grading import format_ok, grade, last_number
 
 G, STEPS = 4, 4
 KEPT = [1, 3, 4]  # the first, every third, the last
 ARGUMENTS = [*SHORT, f"NUM_BATCHES={STEPS}", "LOG_ANSWERS_EVERY=3", "SAVE_INTERVAL_STEPS=1", "MAX_TO_KEEP=20",
-             "WARMUP_FRACTION=0.0", "TEMPERATURE_END=0.6", "EVAL_EVERY=3"]  # fmt: skip
+             "WARMUP_FRACTION=0.0", "TEMPERATURE_END=0.6", "EVAL_EVERY=3", "NUM_ITERATIONS=2",
+             "ZERO_VARIANCE_GROUPS=refill", "MASK_OVERLONG=True", "TOTAL_GENERATION_STEPS=13"]  # fmt: skip
 REWARDS = ("match_format_exactly", "match_format_approximately", "check_answer", "check_numbers")
 
 
@@ -39,22 +39,14 @@ def rows(run):
     return [json.loads(line) for line in (run / "answers.jsonl").read_text().splitlines()]
 
 
-def test_the_chosen_steps_are_kept_and_each_question_with_all_its_answers(run, rows):
+def test_the_chosen_steps_are_kept_with_all_answers(run, rows):
     assert [row["step"] for row in rows] == [step for step in KEPT for _ in range(4)]
     assert all(len(row["completions"]) == G for row in rows)
     assert not list(run.glob("*.partial"))
+    drawn = [row["answers"] for row in read_log(run / "train_log.csv") if row["step"] in KEPT]
+    assert max(drawn) > 4 * G  # some groups are those of a refill
     evaluated = [row["step"] for row in answers.read_lines(run / "evaluations.jsonl")]
     assert evaluated == [0, 3, 4]  # before the first step, every third, after the last
-    # the questions of a step, in the order of the data set, which a test of its own holds to the seed
-    c = settings.read(demo.Constants, ARGUMENTS)
-    tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
-    asked = prompts.make_prompts(
-        c, *prompts.read_data(c, None)["train"], tokenizer, False, run / "too_long.csv"
-    )
-    batches = questions.mixed_batches(asked, c.SEED, c.BATCH_SIZE)
-    for step in KEPT:
-        expected = list(zip(batches[step - 1]["question"], batches[step - 1]["answer"], strict=True))
-        assert [(row["question"], row["answer"]) for row in rows if row["step"] == step] == expected
 
 
 def test_points_rewards_and_advantages_follow_from_the_texts(rows):
@@ -78,91 +70,51 @@ def test_points_rewards_and_advantages_follow_from_the_texts(rows):
     assert spread > 4  # else equal numbers everywhere would pass
 
 
-def test_tokens_and_their_texts_are_the_answer(rows):
+def test_tokens_and_their_texts_are_the_answer_to_the_question_and_the_masked_ones_do_not_count(rows):
     tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
-    for row in rows:
-        for answer in row["completions"]:
-            assert tokenizer.decode(answer["tokens"], skip_special_tokens=True) == answer["text"]
-            assert "".join(answer["pieces"]) == tokenizer.decode(answer["tokens"])
-            assert len(answer["pieces"]) == len(answer["tokens"]) == len(answer["log_prob"])
-            assert answer["cut_off"] == (answer["tokens"][-1] != tokenizer.eos_token_id)
-            assert answer["counts"] is True
-        counted = [a for r in rows if r["step"] == row["step"] for a in r["completions"]]
-        assert row["tokens_in_step"] == sum(len(a["tokens"]) for a in counted)
-        assert row["completions_in_step"] == len(counted) == 16
-
-
-@pytest.fixture(scope="module")
-def log_probs_under(run):
-    """Log-probs of the tokens of each answer under a checkpoint (0 = base), by inference.py's model."""
-    c, _, found = inference.read_arguments([f"CHECKPOINT={run}"])
-    tokenizer = llama.load_tokenizer(llama.load_hf_config(c.MODEL)[0])
-    rollout = trained.make_rollout(c, tokenizer, 1)
-    base = jax.tree.map(np.array, nnx.to_pure_dict(nnx.state(rollout.model(), nnx.Param)))
-    forward = nnx.jit(type(rollout.model()).__call__)
-
-    def under(step, rows):
-        nnx.update(rollout.model(), base)
-        if step:
-            trained.restore(rollout, trained.place_of(found)[0], step)
-        rows = inference.add_prompts(c, rows, tokenizer)
-        asked = [(tokenizer.encode(row["prompts"], add_special_tokens=False), answer["tokens"])
-                 for row in rows for answer in row["completions"]]  # fmt: skip
-        # prompt and answer at the left, where training has the prompt's padding
-        tokens = np.zeros((len(asked), 56), np.int32)
-        for line, (prompt, answer) in zip(tokens, asked):
-            line[: len(prompt) + len(answer)] = prompt + answer
-        positions = np.broadcast_to(np.arange(56), tokens.shape)
-        logits, _ = forward(
-            rollout.model(), tokens, positions=positions, cache=None, attention_mask=None,
-            decoder_segment_ids=(tokens != 0).astype(np.int32),
-        )  # fmt: skip
-        log_prob = jax.nn.log_softmax(np.asarray(logits, np.float32) / rows[0]["temperature"])
-        return [
-            log_prob[i, np.arange(len(prompt), len(prompt) + len(answer)) - 1, np.array(answer)]
-            for i, (prompt, answer) in enumerate(asked)
-        ]
-
-    return under
-
-
-def test_log_probs_are_those_of_the_checkpoints_before_and_after_the_step(log_probs_under, rows):
-    mine = [row for row in rows if row["step"] == STEPS]
-    written = [answer for row in mine for answer in row["completions"]]
-    for name, checkpoint in (("log_prob", STEPS - 1), ("log_prob_after", STEPS), ("log_prob_reference", 0)):
-        for answer, expected in zip(written, log_probs_under(checkpoint, mine), strict=True):
-            # five decimals, and float32 sums in another order and at other lengths
-            np.testing.assert_allclose(answer[name], expected, atol=5e-5)
-    changes = [np.subtract(answer["log_prob_after"], answer["log_prob"]) for answer in written]
-    assert max(np.abs(change).max() for change in changes) > 1e-3  # 20 times the tolerance
-
-
-def test_what_the_options_leave_out_is_marked(tmp_path):
-    """With refilled groups the texts still belong to the tokens; masked answers do not count."""
-    run_here(tmp_path, *ARGUMENTS, "NUM_BATCHES=2", "LOG_ANSWERS_EVERY=1", "ZERO_VARIANCE_GROUPS=refill",
-             "EVAL_EVERY=0", "MASK_OVERLONG=True", "TOTAL_GENERATION_STEPS=13",
-             "NUM_ITERATIONS=2")  # fmt: skip
-    tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
-    rows = answers.read_lines(tmp_path / "run" / "answers.jsonl")
     data = map(json.loads, (HERE / "tiny_gsm8k/train.jsonl").read_text().splitlines())
-    asked = {row["question"]: row["answer"].split("#### ")[1] for row in data}
-    cut = 0
+    asked, cut = {row["question"]: row["answer"].split("#### ")[1] for row in data}, 0
     for row in rows:
         assert asked[row["question"]] == row["answer"]
         for answer in row["completions"]:
             assert tokenizer.decode(answer["tokens"], skip_special_tokens=True) == answer["text"]
-            assert answer["reward"] == sum(answer["points"].values())
-            assert answer["counts"] != answer["cut_off"]
+            assert "".join(answer["pieces"]) == tokenizer.decode(answer["tokens"])
+            assert len(answer["pieces"]) == len(answer["tokens"]) == len(answer["log_prob"])
+            assert answer["cut_off"] == (answer["tokens"][-1] != tokenizer.eos_token_id) != answer["counts"]
             cut += answer["cut_off"]
-            if row["step"] == 1:  # the first update has not been made: the policy is the reference
-                np.testing.assert_allclose(answer["log_prob"], answer["log_prob_reference"], atol=2e-5)
+        step = [a for other in rows if other["step"] == row["step"] for a in other["completions"]]
+        counted = [len(answer["tokens"]) for answer in step if answer["counts"]]
+        assert (row["completions_in_step"], row["tokens_in_step"]) == (len(counted), sum(counted))
     assert 0 < cut < len(rows) * G
-    assert [row["temperature"] for row in rows] == [1.0] * 4 + [0.6] * 4
-    for step in (1, 2):
-        mine = [row for row in rows if row["step"] == step]
-        counted = [a for row in mine for a in row["completions"] if a["counts"]]
-        assert {row["completions_in_step"] for row in mine} == {len(counted)}
-        assert {row["tokens_in_step"] for row in mine} == {sum(len(a["tokens"]) for a in counted)}
+
+
+def test_log_probs_are_those_of_the_checkpoints_before_and_after_the_step(run, rows):
+    """By inference.py's model; prompt and answer are at the left, where training has the prompt's padding."""
+    c, _, found = inference.read_arguments([f"CHECKPOINT={run}"])
+    tokenizer = llama.load_tokenizer(llama.load_hf_config(c.MODEL)[0])
+    rollout = trained.make_rollout(c, tokenizer, 1)  # the base model, until a checkpoint is restored
+    forward = nnx.jit(type(rollout.model()).__call__)
+    mine = inference.add_prompts(c, [row for row in rows if row["step"] == STEPS], tokenizer)
+    asked = [(tokenizer.encode(row["prompts"], add_special_tokens=False), answer)
+             for row in mine for answer in row["completions"]]  # fmt: skip
+    tokens = np.zeros((len(asked), 56), np.int32)
+    for line, (prompt, answer) in zip(tokens, asked):
+        line[: len(prompt) + len(answer["tokens"])] = prompt + answer["tokens"]
+    positions = np.broadcast_to(np.arange(56), tokens.shape)
+    for name, step in (("log_prob_reference", 0), ("log_prob", STEPS - 1), ("log_prob_after", STEPS)):
+        if step:
+            trained.restore(rollout, trained.place_of(found)[0], step)
+        logits, _ = forward(
+            rollout.model(), tokens, positions=positions, cache=None, attention_mask=None,
+            decoder_segment_ids=(tokens != 0).astype(np.int32),
+        )  # fmt: skip
+        log_prob = jax.nn.log_softmax(np.asarray(logits, np.float32) / mine[0]["temperature"])
+        for of_line, (prompt, answer) in zip(log_prob, asked, strict=True):
+            places = len(prompt) - 1 + np.arange(len(answer["tokens"]))
+            # five decimals, and float32 sums in another order and at other lengths
+            np.testing.assert_allclose(answer[name], of_line[places, np.array(answer["tokens"])], atol=5e-5)
+    changes = [np.subtract(answer["log_prob_after"], answer["log_prob"]) for _, answer in asked]
+    assert max(np.abs(change).max() for change in changes) > 1e-3  # 20 times the tolerance
 
 
 def test_lines_of_undone_steps_go_and_a_torn_line_too(tmp_path):
@@ -183,23 +135,18 @@ TEXTS = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def byte_level():
-    """A byte-level BPE as Llama's: a character can take several tokens."""
+def test_the_texts_of_the_tokens_add_up_to_the_text():
+    """With a byte-level BPE as Llama's: a character can take several tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=280, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(TEXTS, trainer)
-    return tokenizer
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_the_texts_of_the_tokens_add_up_to_the_text(byte_level, text):
-    tokens = byte_level.encode(text).ids
-    pieces = answers.token_texts(byte_level, tokens)
-    assert len(pieces) == len(tokens) > 1 and "".join(pieces) == text
-    whole = [byte_level.decode([token]) for token in tokens]
-    for piece, alone in zip(pieces, whole):  # a token that is whole characters has its own text
-        assert "\ufffd" in alone or piece == alone
+    for text in TEXTS:
+        tokens = tokenizer.encode(text).ids
+        pieces = answers.token_texts(tokenizer, tokens)
+        assert len(pieces) == len(tokens) > 1 and "".join(pieces) == text
+        whole = [tokenizer.decode([token]) for token in tokens]
+        for piece, alone in zip(pieces, whole):  # a token that is whole characters has its own text
+            assert "\ufffd" in alone or piece == alone

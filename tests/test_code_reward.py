@@ -21,10 +21,7 @@ FOLDER = Path(box.__file__).parent.parent
 CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
 
-ISOLATED = [kind for kind in KINDS if kind != "limits"]
-UNPROTECTED = pytest.mark.skip(reason="no protection works on this machine")
-
-every_kind = pytest.mark.parametrize("kind", KINDS or [pytest.param(None, marks=UNPROTECTED)])
+every_kind = pytest.mark.parametrize("kind", KINDS)  # none, and pytest skips the test
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +29,9 @@ def outcomes():
     return {kind: hostile_programs.try_all(kind) for kind in KINDS}
 
 
-TRIED = [(kind, name) for kind in KINDS for name in hostile_programs.names(kind)]
-
-
-@pytest.mark.parametrize(("kind", "name"), TRIED or [pytest.param(None, None, marks=UNPROTECTED)])
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind in KINDS for name in hostile_programs.names(kind)]
+)
 def test_a_hostile_program_is_not_paid_and_ends(kind, name, outcomes):
     assert outcomes[kind].scores[name] == 0.0  # nor an exception, which is the grader's
     assert name not in outcomes[kind].crashed()
@@ -84,14 +80,6 @@ def test_all_tests_of_an_answer_share_a_time_limit(kind, under, monkeypatch):
     assert time.monotonic() - start < 40  # about 1.5 s; one after the other they would take 50
 
 
-@every_kind
-def test_each_program_starts_in_an_empty_folder_without_our_environment(kind, under, monkeypatch):
-    under(kind)
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    program = "import os\nprint(os.listdir(), 'HF_TOKEN' in os.environ)\nopen('x', 'w').close()"
-    assert compute_score(program, [["", "[] False"]] * 2) == 1.0
-
-
 def test_without_protection_the_answer_is_refused_in_one_line(tmp_path):
     """The kernel refuses namespaces and nothing else, as in many containers; here a filter does."""
     for name, text in (("answer.py", "x = 1"), ("tests.py", "assert x == 1")):
@@ -133,7 +121,6 @@ def test_the_numbers_of_the_refused_calls_are_the_kernels():
             assert not wrong
 
 
-ADD = "def add(a, b):\n    return a + b"
 HONEST = tomllib.loads(Path(__file__).with_name("honest_programs.toml").read_text()) | {
     "much input": {
         "program": "import sys\nprint(sum(map(int, sys.stdin)))",
@@ -143,7 +130,6 @@ HONEST = tomllib.loads(Path(__file__).with_name("honest_programs.toml").read_tex
     "half a character and a zero byte": {
         "program": "\ud800\x00", "tests": "assert add(1, 2) == 3", "score": 0.0,
     },
-    "nothing at all": {"program": "", "tests": "assert add(1, 2) == 3", "score": 0.0},
 }  # fmt: skip
 
 
@@ -164,8 +150,7 @@ def test_plain_data_come_back_as_they_were_returned(kind):
 # All run under the best protection; those that need the most of it, under every other, too.
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [(kind, name) for kind in KINDS for name in HONEST if kind == KINDS[0] or name in CASES["NEEDY"]]
-    or [pytest.param(None, None, marks=UNPROTECTED)],
+    [(kind, name) for kind in KINDS for name in HONEST if kind == KINDS[0] or name in CASES["NEEDY"]],
 )
 def test_a_program_earns_the_share_of_tests_that_it_passes(kind, name, under, monkeypatch):
     under(kind)
@@ -240,20 +225,14 @@ def test_no_more_answers_at_once_than_the_container_has_processors(tmp_path, mon
         assert box.processors(str(file)) == count
 
 
-@every_kind
-def test_a_stale_result_is_not_tested_again(kind, under):
-    under(kind)
-    tests = "x = f(1)\nassert x == 1\nx = f(2)\nassert x == 1"
-    assert compute_score("def f(x):\n    return {1: 1}[x]", tests) == 0.5
-
-
 def test_the_command_prints_protection_and_score(tmp_path, capsys):
-    if not ISOLATED:
-        return
-    protection = f"protection: {box.SENTENCES[ISOLATED[0]]}"
+    if KINDS in ([], ["limits"]):
+        pytest.skip("no isolation works on this machine")
+    protection = f"protection: {box.SENTENCES[KINDS[0]]}"
+    add = "def add(a, b):\n    return a + b"
     pairs = '{"inputs": ["1\\n", "2\\n"], "outputs": ["1\\n", "4\\n"]}'
     for answer, tests, failed in (
-        (ADD, "assert add(1, 2) == 3\nassert add(1, 2) == 4", "assert add(1, 2) == 4"),
+        (add, "assert add(1, 2) == 3\nassert add(1, 2) == 4", "assert add(1, 2) == 4"),
         ("print(int(input()))", pairs, r"input '2\n', expected output '4\n'"),
     ):
         files = [tmp_path / "answer.py", tmp_path / "tests.py"]

@@ -1,23 +1,34 @@
-"""The course says what is so: the door, symbols, drawings, cells, commands."""
+"""What the pages say of the code and the data is so: times, constants, commands, pictures, cells."""
 
 import csv
+import inspect
 import json
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pages
 import pytest
-from measure import drawings, pictures, run
+from folders import load
+from measure import drawings, pictures, run, tables
+from pages import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGES = [*pages.ALL, ROOT / "CONTRIBUTING.md"]
-DOORS = [ROOT / "README.md", ROOT / "README_ch.md"]
+import constants
+import grpo_llama3_1_8b_demo as demo
+import inference
+import mesh_and_axis_rules
+import settings
+from tools import convert_checkpoint, pass_at_k
+
+STEPPED = [path for path in ROOT.glob("[1-5]_*/*.py") if "\n# %% Constants" in path.read_text()]
+SCRIPTS = [load(path.parent.name, path.stem) for path in STEPPED if path.parent != settings.HERE]
+COLUMNS = [settings.defaults(demo.Constants, column) for column in ("laptop", "tpu")]
 
 
-@pytest.mark.parametrize("door", DOORS, ids=pages.name_of)
+@pytest.mark.parametrize("door", [ROOT / "README.md", ROOT / "README_ch.md"], ids=pages.name_of)
 def test_the_maps_times_are_those_of_the_first_runs_and_their_sum_is_below_20_minutes(door):
     with open(ROOT / "benchmarks" / "default_runs.csv", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["run"] == "first"]
@@ -81,11 +92,6 @@ def test_the_push_of_a_group_on_its_tokens_by_hand():
     assert max(map(abs, right[4:7] + right[8:])) < 0.02  # certain already: nothing is left to push
 
 
-SCRIPTS = [
-    "1_Q_Learning/Q_Learning.py", "2_Cart_Pole_DQN/cart_pole_dqn.py", "3_Pendulum/pendulum.py",
-    "3_Pendulum/reinforce.py", "3_Pendulum/ppo.py", "4_GRPO_MNIST/grpo_mnist.py",
-    "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py", "5_GRPO_Maxtext/mesh_and_axis_rules.py",
-]  # fmt: skip
 CELL_BY_CELL = r"""
 import re, sys, types
 for path in sys.argv[1:]:
@@ -104,7 +110,7 @@ def test_cell_by_cell_a_script_prints_nothing_and_writes_nothing(tmp_path):
     """Also what an import does: the command line's last lines need `__name__ == "__main__"`."""
     before = {path: path.stat().st_mtime_ns for path in ROOT.glob("[1-5]_*/*")}
     done = subprocess.run(
-        [sys.executable, "-B", "-c", CELL_BY_CELL, *(str(ROOT / path) for path in SCRIPTS)],
+        [sys.executable, "-B", "-c", CELL_BY_CELL, *map(str, STEPPED)],
         cwd=tmp_path, capture_output=True, text=True,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -112,30 +118,21 @@ def test_cell_by_cell_a_script_prints_nothing_and_writes_nothing(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in ROOT.glob("[1-5]_*/*")} == before
 
 
-FOLDER_5 = ROOT / "5_GRPO_Maxtext"
-
-
 def constants_of(words):
-    """Names that `python a.py ...`, or `python tool.py NAME ...`, takes as NAME=value.
-
-    Fields of its dataclass in folder 5, elsewhere any name.
-    """
+    """What a command takes as NAME=value: in folder 5 the dataclass's fields, elsewhere any name."""
     script = ROOT / words[1]
     if script.name == "tool.py" and words[2:]:
         script = script.parent / "tools" / f"{words[2]}.py"
     text = script.read_text()
     if "class Constants" not in text:
         return set(re.findall(r"\b[A-Z][A-Z0-9_]*\b", text))
-    if "class Constants(script.Constants)" in text:  # those of the script, too
-        base = re.search(r"import (\w+) as script", text)[1]
-        text += (script.parent / f"{base}.py").read_text()
-    if script.stem == "grpo_llama3_1_8b_demo" or "import grpo_llama3_1_8b_demo as demo" in text:
-        text += (FOLDER_5 / "grpo_llama3_1_8b_demo.py").read_text()  # takes the main script's constants, too
-        text += (FOLDER_5 / "constants.py").read_text()
+    bases = re.findall(r"import (\w+) as (?:script|demo)\b", text)  # whose constants it takes, too
+    bases += ["constants"] * ("grpo_llama3_1_8b_demo" in (script.stem, *bases))
+    text += "".join(path.read_text() for base in bases for path in ROOT.glob(f"[1-5]_*/{base}.py"))
     return set(re.findall(r"^    ([A-Z][A-Z0-9_]*): ", text, re.M))
 
 
-@pytest.mark.parametrize("page", pages.that_have("^```bash$|`python ", PAGES), ids=pages.name_of)
+@pytest.mark.parametrize("page", pages.that_have("^```bash$|`python ", pages.EVERY), ids=pages.name_of)
 def test_every_command_names_a_script_and_constants_that_exist(page):
     """What readers copy. That a script runs, and refuses what it does not know, its own tests show."""
     blocks = re.findall(r"^```bash\n(.*?)^```", page.read_text().replace("\\\n", ""), re.M | re.S)
@@ -150,3 +147,37 @@ def test_every_command_names_a_script_and_constants_that_exist(page):
             names = constants_of(words)
             for name in re.findall(r"(?<!\S)([A-Z][A-Z0-9_]*)=", line):
                 assert name in names, line
+
+
+@pytest.mark.parametrize("language", pages.LANGUAGES)
+@pytest.mark.parametrize(
+    "script", [inference, convert_checkpoint, mesh_and_axis_rules, pass_at_k], ids=lambda s: s.__name__
+)
+def test_folder_5s_other_scripts_have_the_constants_of_their_tables(script, language):
+    own = settings.defaults(script.Constants, "laptop")
+    if script is inference:  # those that it takes over from a run are named in a sentence
+        for name in (*inference.ASKING, *inspect.get_annotations(constants.Arrays)):
+            assert f"`{name}`" in pages.text(settings.HERE, language)
+            del own[name]
+    blocks = re.findall(r"(?:^\|.*\n)+", pages.text(settings.HERE, language), re.M)
+    tables = [re.findall(r"^\| `([A-Z_]+)=([^`]*)` \| [^|]+ \|$", block, re.M) for block in blocks]
+    assert [(name, str(value)) for name, value in own.items()] in tables
+
+
+@pytest.mark.parametrize("script", [*SCRIPTS, demo, constants], ids=lambda s: s.__name__)
+def test_a_pages_table_has_all_constants_of_its_script_with_defaults_and_remarks(script):
+    """`make pages` reads the source of a dataclass; here Python has read it."""
+    path = Path(script.__file__)
+    kinds, chinese = (
+        re.findall(rf"<!-- table constants:{path.name}:(\S+) -->", pages.text(path.parent, language))
+        for language in pages.LANGUAGES
+    )
+    rows = [row for kind in kinds for row in tables.constants(path.read_text(), kind.split("+"), "", 0)[1:]]
+    own = [asdict(script.Constants())] if script in SCRIPTS else COLUMNS
+    parts = [getattr(script, kind) for kind in "+".join(kinds).split("+")]
+    assert kinds == chinese and all(remark for *_, remark in rows)
+    assert [name for name, *_ in rows] == [f"`{x}`" for part in parts for x in inspect.get_annotations(part)]
+    for name, *values, _ in rows:
+        if name != "`SYSTEM_PROMPT`":  # too long for a table
+            shown = [str(column[name.strip("`")]).replace("\n", "\\n") for column in own]
+            assert values == [value or "empty" for value in shown], name

@@ -2,10 +2,8 @@
 
 import io
 import json
-import os
 import re
 import shutil
-import signal
 import sys
 from pathlib import Path
 
@@ -244,17 +242,14 @@ def kept(request, tmp_path, monkeypatch):
     return request.param
 
 
-def move(old, new):
-    epath.Path(old).rename(epath.Path(new))
-
-
 WHERE = {  # what happens to a run in RUN_DIR=a, its RUN_DIR then, and under CHECKPOINT_DIR its checkpoints
     "nothing": (lambda kept: None, "a", "a"),
     "the machine is lost": (lambda kept: shutil.rmtree("a"), "a", "a"),
     "some files are lost": (lambda kept: [path.unlink() for path in Path("a").glob("*.json")], "a", "a"),
-    "renamed, used, lost": (lambda kept: [move("a", "b"), begin("RUN_DIR=b", f"CHECKPOINT_DIR={kept}"),
+    "renamed, used, lost": (lambda kept: [Path("a").rename("b"), begin("RUN_DIR=b", f"CHECKPOINT_DIR={kept}"),
                                           shutil.rmtree("b")], "b", "a"),
-    "that, and lost": (lambda kept: [move(f"{kept}/a", f"{kept}/x"), shutil.rmtree("a")], "a", "x"),
+    "that, and lost": (lambda kept: [epath.Path(f"{kept}/a").rename(epath.Path(f"{kept}/x")),
+                                     shutil.rmtree("a")], "a", "x"),
 }  # fmt: skip
 
 
@@ -287,7 +282,6 @@ def test_runs_that_start_in_the_same_second_have_folders_of_their_own(tmp_path, 
 
 KEPT = ["CHECKPOINT_DIR=kept"]
 NOT_ITS_OWN = {
-    "constants are gone": (lambda: Path("a/constants.json").unlink(), [], "constants.json of the run in it"),
     "constants and evaluation": (
         lambda: [Path(f"a/{name}.json").unlink() for name in ("constants", "before")], [], "constants.json of"
     ),
@@ -347,15 +341,6 @@ def test_what_is_not_finite_is_not_written(tmp_path, bad):
         assert not checkpoints.saved(str(tmp_path / "checkpoints"))
         checkpoints.save(manager, 1, weights, moments, {}, c)
     assert checkpoints.saved(str(tmp_path / "checkpoints")) == [1]
-
-
-def test_a_schedulers_signal_before_the_first_step_is_answered_like_ctrl_c(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["grpo.py"])
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit) as stopped:
-        settings.run(lambda arguments: os.kill(os.getpid(), signal.SIGTERM))
-    signal.signal(signal.SIGTERM, before)
-    assert stopped.value.code == 130 and capsys.readouterr().err == "\nstopped\n"
 
 
 def test_a_terminal_without_arrows_gets_their_escapes(monkeypatch):

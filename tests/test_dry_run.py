@@ -27,8 +27,7 @@ ALONE = "not compiled; weights and moments alone take"
 
 
 @pytest.fixture(autouse=True)
-def in_an_empty_folder_without_a_network(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def without_a_network(empty_folder, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # nobody listens there
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "nothing"))

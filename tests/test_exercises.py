@@ -196,12 +196,8 @@ def test_what_is_no_array_of_the_right_kind_is_named():
 METHODS = list(make_golden_batch.ADVANTAGES)
 
 
-@pytest.fixture(scope="module")
-def golden():
-    return load("5_GRPO_Maxtext").which_loss.BATCH
-
-
-def test_the_golden_batch_is_what_its_script_computes(golden):
+def test_the_golden_batch_is_what_its_script_computes():
+    golden = load("5_GRPO_Maxtext").which_loss.BATCH
     for name, array in make_golden_batch.batch().items():
         np.testing.assert_array_equal(golden[name], array)
     new, old, ref = (golden[name].astype(float) for name in ("log_prob", "old_log_prob", "ref_log_prob"))
@@ -211,8 +207,9 @@ def test_the_golden_batch_is_what_its_script_computes(golden):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_pieces_make_the_golden_losses(method, golden):
+def test_the_pieces_make_the_golden_losses(method):
     which_loss = load("5_GRPO_Maxtext").which_loss
+    golden = which_loss.BATCH
     value, gradient = (x for _, x in which_loss.look(which_loss.exercise(method, given=False).right))
     # float32 against float64: RLOO's value is a sum of 71 terms of size 1
     np.testing.assert_allclose(value, golden[f"{method}_loss"], atol=2e-6)

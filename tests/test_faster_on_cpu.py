@@ -23,7 +23,6 @@ from model import faster_on_cpu
 
 P, T, G, QUESTIONS, PAD, EOS = 7, 6, 3, 2, 0, 2
 ROWS = QUESTIONS * G
-CONFIGS = ["grouped_kv_heads", "llama31_rope", "qwen3"]
 
 
 @functools.cache
@@ -68,7 +67,7 @@ def loss_and_gradient(adapter, mesh, batch):
 
 
 @pytest.mark.parametrize("scan_layers", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ["llama31_rope", "qwen3"])
 def test_loss_and_gradient_are_maxtexts_own(name, scan_layers, batch):
     """float32 sums in another order: 1e-6 of the largest gradient seen."""
     ours, theirs = (
@@ -84,7 +83,7 @@ def test_loss_and_gradient_are_maxtexts_own(name, scan_layers, batch):
 
 def test_a_prompt_is_computed_once(batch, monkeypatch):
     """The model is called with one row per question."""
-    adapter, mesh = loaded("grouped_kv_heads", True)
+    adapter, mesh = loaded("llama31_rope", True)
     seen, call = [], type(adapter.base).__call__
 
     def watched(self, decoder_input_tokens, **arguments):

@@ -8,6 +8,7 @@ import json
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -26,12 +27,6 @@ from run import start as start_of_run
 from run.run_files import read_log
 from settings import HERE, UserError
 
-GOOD_ROW = {
-    "question": "Tom has 2 apples and buys 3 more. How many apples does Tom have now?",
-    "answer": "2+3=5\n#### 5",
-}
-SMALL = ["NUM_BATCHES=3", "BATCH_SIZE=2", "NUM_GENERATIONS=2", "NUM_TEST_QUESTIONS=4"]
-
 
 @pytest.fixture(autouse=True)
 def in_an_empty_folder(tmp_path, monkeypatch):
@@ -43,44 +38,36 @@ def read(*arguments):
     return settings.read(demo.Constants, arguments)
 
 
-@pytest.mark.parametrize(
-    ("argument", "code", "words"),
-    [
-        ("REWARDS=mark_reward,match_format_exactly", 2, "error: REWARDS="),
-        ("--help", 0, ""),
-    ],
-)
-def test_the_command_line_answers_with_one_line_and_before_the_imports(argument, code, words):
-    command = [sys.executable, "-X", "importtime", SCRIPT, argument]
+def test_the_command_line_answers_with_one_line_and_before_the_imports():
+    command = [sys.executable, "-X", "importtime", SCRIPT, "REWARDS=mark_reward,match_format_exactly"]
     done = subprocess.run(command, capture_output=True, text=True)
     lines = done.stderr.splitlines()
     imported = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
-    said = [line for line in lines if not line.startswith("import time:")]
-    assert done.returncode == code and len(said) == (code != 0)
-    assert not said or said[0].startswith(words)
+    [said] = [line for line in lines if not line.startswith("import time:")]
+    assert done.returncode == 2 and said.startswith("error: REWARDS=")
     assert "run.checks" in imported
     assert not imported & {"jax", "flax", "maxtext", "tunix", "transformers", "grain", "tensorflow"}
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize("where", ["read_data", "make_prompts"])
-def test_an_early_ctrl_c_of_the_main_script(monkeypatch, capsys, where):
+@pytest.mark.parametrize(
+    ("where", "number"), [("read_data", signal.SIGTERM), ("make_prompts", signal.SIGINT)]
+)
+def test_an_early_ctrl_c_or_a_schedulers_signal(monkeypatch, capsys, where, number):
     """Before the folder of the run is made, and after: then it is named, though RUN_DIR was not given."""
-
-    def interrupt(*arguments, **more):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(start_of_run, where, interrupt)
-    monkeypatch.setattr(sys, "argv", ["my scripts/grpo.py", "TEMPLATE={question} now", "RUN_DIR="])
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(start_of_run, where, lambda *arguments, **more: signal.raise_signal(number))
+    monkeypatch.setattr(sys, "argv", ["my scripts/grpo.py", "TEMPLATE={question} {{now}}", "RUN_DIR="])
     with pytest.raises(SystemExit) as done:
         settings.run(demo.main)
+    signal.signal(signal.SIGTERM, before)
     assert done.value.code == 130
     err = capsys.readouterr().err
     folders = list(Path("runs/grpo_llama3_1_8b_demo").glob("*"))
     if where == "read_data":
         assert "RUN_DIR" not in err and not folders
     else:
-        command = ["python", "my scripts/grpo.py", "TEMPLATE={question} now", f"RUN_DIR={folders[0]}"]
+        command = ["python", "my scripts/grpo.py", "TEMPLATE={question} {{now}}", f"RUN_DIR={folders[0]}"]
         assert shlex.split(err.splitlines()[-1].removeprefix("stopped. To go on: ")) == command
 
 
@@ -111,9 +98,9 @@ def test_the_versions_are_the_pinned_ones(name):
 def test_the_script_counts_what_is_both_tested_and_trained_on(capsys):
     Path("own").mkdir()
     for name in ("copy.jsonl", "own/train.jsonl", "own/validation.jsonl"):
-        Path(name).write_text(json.dumps(GOOD_ROW))
+        Path(name).write_text('{"question": "Tom has 2 apples. How many apples?", "answer": "#### 2"}')
     with contextlib.suppress(UserError):
-        demo.main([*SMALL, "DATASET=own/train.jsonl", "TEST_DATASET=copy.jsonl", "DRY_RUN=True"])
+        demo.main([*SHORT, "DATASET=own/train.jsonl", "TEST_DATASET=copy.jsonl", "DRY_RUN=True"])
     said = capsys.readouterr().out
     assert "\nnote: 1 of 1 test questions are training questions, too" in said
     assert "\nnote: 1 of 1 held-out questions are training questions, too" in said

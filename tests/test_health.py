@@ -33,11 +33,6 @@ def changed_questions(change):
     return ["DATASET=changed.jsonl", "TEST_DATASET=tiny_gsm8k"]
 
 
-def easy_questions(patch):
-    """One kind of question that the model is good at, over and over."""
-    return changed_questions(lambda rows: rows[:16])
-
-
 def wrong_answers(patch):
     """Gold answers that no answer of the model equals, nor comes near."""
     return changed_questions(lambda rows: [row | {"answer": "#### 100000"} for row in rows])
@@ -78,7 +73,10 @@ HEALTHY = {
 ILL = {
     "alike": (None, ["TEMPERATURE=0.05", "NUM_BATCHES=10"]),
     "no_signal": (unreadable_answers, ["BETA=0.0"]),
-    "solved": (easy_questions, ["NUM_BATCHES=60", "NUM_ITERATIONS=1", "LEARNING_RATE=1e-3"]),
+    "solved": (  # questions that the model is good at, over and over
+        lambda patch: changed_questions(lambda rows: rows[:16]),
+        ["NUM_BATCHES=60", "NUM_ITERATIONS=1", "LEARNING_RATE=1e-3"],
+    ),
     "never_stops": (another_end_of_sequence, []),
     "cut_off": (None, ["TOTAL_GENERATION_STEPS=15"]),
     "longer": (pay_for_length(1), ["LEARNING_RATE=0.003", "BETA=0.0", "NUM_BATCHES=40"]),

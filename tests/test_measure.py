@@ -4,21 +4,19 @@ import ast
 import dataclasses
 from pathlib import Path
 
+import methods
 import numpy as np
 import pages
+import pandas as pd
 import pytest
 import scipy.stats
 from folders import load
 from measure import columns, lock, run, tables
+from pages import ROOT, name_of
 from test_q_learning import GIVEN
 
-ROOT = Path(__file__).resolve().parent.parent
 JOBS = run.jobs()
 MADE = [path for job in JOBS for path in job.products()]
-
-
-def name_of(job):
-    return "/".join(job.products()[0].parts[-3:])
 
 
 def test_every_committed_table_and_picture_is_made_by_exactly_one_job():
@@ -26,7 +24,9 @@ def test_every_committed_table_and_picture_is_made_by_exactly_one_job():
     assert {*ROOT.glob("[1-9]_*/assets/*"), *ROOT.glob("benchmarks/*.csv")} == set(MADE)
 
 
-@pytest.mark.parametrize("job", [j for j in JOBS if "command" not in j.make], ids=name_of)
+@pytest.mark.parametrize(
+    "job", [j for j in JOBS if "command" not in j.make], ids=lambda job: name_of(job.products()[0])
+)
 def test_every_row_is_accepted_and_every_patch_fits(job):
     for one in job.runs():
         assert one.script.exists()
@@ -43,7 +43,7 @@ def test_every_row_is_accepted_and_every_patch_fits(job):
 LABELLED = [j for j in JOBS if "columns" in j.make and j.make.get("key") != "command"]
 
 
-@pytest.mark.parametrize("job", LABELLED, ids=name_of)
+@pytest.mark.parametrize("job", LABELLED, ids=lambda job: name_of(job.products()[0]))
 def test_the_committed_table_has_the_rows_of_the_study(job):
     names = [name for name in job.rows()[0] if name not in run.NOT_COLUMNS]
     wanted = [tuple(str(row[name]) or "unchanged" for name in names) for row in job.rows()]
@@ -54,12 +54,12 @@ def test_the_committed_table_has_the_rows_of_the_study(job):
 def test_what_is_out_of_date_is_marked_as_such():
     """If this fails: remake what it names, or say so in the lab books: make figures MARK=True; make pages."""
     entries = lock.read()
-    old = {str(path.relative_to(ROOT)): why for _, path, why in run.stale(JOBS)}
+    old = {name_of(path): why for _, path, why in run.stale(JOBS)}
     marked = {name for name, entry in entries.items() if "stale" in entry}
     hidden = {name: why for name, why in old.items() if name not in marked}
-    assert not hidden, run.listing([x for x in run.stale(JOBS) if str(x[1].relative_to(ROOT)) in hidden])
+    assert not hidden, run.listing([x for x in run.stale(JOBS) if name_of(x[1]) in hidden])
     assert marked <= old.keys(), "marked, but up to date"
-    assert entries.keys() == {str(path.relative_to(ROOT)) for path in MADE}
+    assert entries.keys() == {name_of(path) for path in MADE}
 
 
 def test_words_change_no_hash_and_code_does(tmp_path):
@@ -89,7 +89,7 @@ def test_a_changed_default_names_what_it_makes_stale(monkeypatch):
     for job in JOBS:
         code, given = job.hashes()
         entry = {"code": code, "given": given, "commit": "abc", "minutes": 1}
-        entries |= {str(path.relative_to(ROOT)): entry for path in job.products()}
+        entries |= {name_of(path): entry for path in job.products()}
     monkeypatch.setattr(lock, "read", lambda: entries)
     assert run.stale(JOBS) == []
     read_text, script = Path.read_text, ROOT / "2_Cart_Pole_DQN" / "cart_pole_dqn.py"
@@ -110,7 +110,7 @@ def test_a_changed_default_names_what_it_makes_stale(monkeypatch):
 
 
 def job_of(table, rows=None, **more):
-    [job] = [j for j in JOBS if name_of(j) == table]
+    [job] = [j for j in JOBS if name_of(j.products()[0]) == table]
     return dataclasses.replace(job, make=job.make | ({"rows": rows} if rows else {}) | more)
 
 
@@ -156,17 +156,6 @@ def test_a_place_on_this_machine_has_to_be_given(tmp_path):
     assert run.filled(["PEER=PATH", "SEED=1"], {"PEER": str(tmp_path)}) == [f"PEER={tmp_path}", "SEED=1"]
 
 
-def test_the_paired_interval_is_that_of_the_students_t_where_that_holds():
-    rng = np.random.default_rng(0)
-    before, noise = rng.normal(400, 50, 200), rng.normal(0, 20, 200)
-    rows = {"unchanged": before, "x": (after := before - 10 + noise)}
-    lines = [{"changed": name, "eval_return": value} for name in rows for value in rows[name]]
-    pair = columns.paired(lines, "x", "unchanged")
-    student = scipy.stats.ttest_rel(after, before).confidence_interval()
-    # 200 normal differences: both intervals are about +-2.8 wide, 10,000 resamples leave 0.1
-    assert (pair["low"], pair["high"]) == pytest.approx((student.low, student.high), abs=0.2)
-
-
 def test_seeds_side_by_side_by_hand(tmp_path):
     """Two seeds, three rows of the log."""
     (tmp_path / "constants.json").write_text('{"SEED": 7, "NUM_SEEDS": 2}')
@@ -187,17 +176,7 @@ def test_seeds_side_by_side_by_hand(tmp_path):
     assert [(line["mean"], line["last"]) for line in means] == [(pytest.approx(1010 / 3), 3000), (30, 3000)]
 
 
-def test_the_best_setting_of_a_search_among_equals_is_the_better_while_learning(tmp_path):
-    rows = [("ours", 0.1, 20, 500, 300), ("ours", 0.1, 50, 500, 310), ("textbook", 0.1, 20, 400, 350),
-            ("textbook", 0.2, 20, 300, 390)]  # fmt: skip
-    names = "learner", "learning_rate", "target_sync_interval", "eval_return", "mean_while_learning"
-    run.write_csv(tmp_path / "tune.csv", [dict(zip(names, row)) for row in rows])
-    ours, textbook = columns.best_of_tune(tmp_path / "tune.csv")
-    assert ours == {"learner": "ours", "changed": "LEARNING_RATE=0.1 TARGET_SYNC_INTERVAL=50"}
-    assert textbook["changed"].endswith("LEARNING_RATE=0.1 LEARNING_RATE_END=0.1 TARGET_SYNC_INTERVAL=20")
-
-
-@pytest.mark.parametrize("page", tables.all_pages(), ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("page", tables.all_pages(), ids=name_of)
 def test_make_pages_changes_nothing(page):
     assert tables.filled(page) == page.read_text()
 
@@ -231,3 +210,18 @@ def test_single_figures_of_sentences_are_those_of_the_tables(language):
     for folder, table, template in FIGURES:
         rows = columns.read_csv(ROOT / folder / "assets" / table)
         assert tables.cell(template, rows, "", "") in pages.text(ROOT / folder, language), template
+
+
+def test_paired_differences_and_their_intervals():
+    """The mean by hand; the interval against SciPy's percentile bootstrap, other resamples of the pairs."""
+    less = [0.02, -0.01, 0.03, 0.05, 0.01, 0.0, 0.04, 0.02, 0.06, -0.02]
+    lines = [{"method": "a", "seed": seed, "pass_at_1": 0.5 + 0.01 * seed} for seed in range(10)]
+    lines += [line | {"method": "b", "pass_at_1": line["pass_at_1"] + less[line["seed"]]} for line in lines]
+    found = scipy.stats.bootstrap((less,), np.mean, method="percentile", n_resamples=10_000, rng=1)
+    # two draws of 10,000 resamples: the ends' own error is 2e-4
+    ends = (pytest.approx(end, abs=1e-3) for end in found.confidence_interval)
+    expected = pytest.approx(0.02, rel=1e-9), *ends
+    pair = columns.paired([{"changed": x["method"], "eval_return": x["pass_at_1"]} for x in lines], "b", "a")
+    assert [*pair.values()] == ["b", "a", *expected, 2, 7]
+    np.random.default_rng(0).shuffle(lines)  # paired by seed, not by place
+    assert methods.difference(pd.DataFrame(lines), "b", "a", "pass_at_1") == expected

@@ -119,21 +119,15 @@ def test_a_question_cannot_end_its_turn_or_begin_the_answer(name, token):
     assert prompts.as_letters(tokenizer, "2 <reasoning> more < |pad|>") == "2 <reasoning> more < |pad|>"
 
 
-def prompt_of(*arguments):
-    """What `make_prompts` makes of the question "?"."""
-    c = constants("TEMPLATE={system_prompt} {question}", "MAX_PROMPT_LENGTH=1000", *arguments)
-    row = {"question": "?", "answer": "1", "data_source": "gsm8k", "source": "mine.jsonl", "line": "1"}
-    think_tags = grader_of(c.REWARDS, [row]).think_tags
-    tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
-    [row] = prompts.make_prompts(c, [row], "mine.jsonl", tokenizer, think_tags, None)
-    return row["prompts"]
-
-
-def test_the_prompt_asks_for_the_tags_that_are_rewarded():
+@pytest.mark.parametrize(("rewards", "tag"), [("", "reasoning"), ("correctness_reward,mark_reward", "think")])
+def test_the_prompt_asks_for_the_tags_that_are_rewarded(rewards, tag):
     """With the script's own SYSTEM_PROMPT."""
-    assert "between <reasoning> and </reasoning>" in prompt_of()
-    prompt = prompt_of("REWARDS=correctness_reward,mark_reward")
-    assert "between <think> and </think>" in prompt and "reasoning>" not in prompt
+    c = constants("TEMPLATE={system_prompt} {question}", "MAX_PROMPT_LENGTH=1000", f"REWARDS={rewards}")
+    row = {"question": "?", "answer": "1", "data_source": "gsm8k", "source": "mine.jsonl", "line": "1"}
+    tokenizer, think_tags = llama.load_tokenizer(HERE / "tiny_llama"), grader_of(rewards, [row]).think_tags
+    [made] = prompts.make_prompts(c, [row], "mine.jsonl", tokenizer, think_tags, None)
+    assert f"between <{tag}> and </{tag}>" in made["prompts"]
+    assert ("reasoning>" in made["prompts"]) == (tag == "reasoning")
 
 
 def graded(pairs, texts):

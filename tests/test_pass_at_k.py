@@ -36,18 +36,12 @@ def test_the_interval_is_that_of_the_mean():
     assert pass_at_k.interval(np.ones(9), seed=1) == (1, 1)
 
 
-@pytest.fixture(scope="module")
-def run(finished, tmp_path_factory):
-    """Two runs: one that is over, and a copy of it that ended at step 2."""
-    folder = tmp_path_factory.mktemp("pass_at_k")
+def test_counts_and_table_of_real_runs(finished, monkeypatch):
+    """Of a run that is over, and of a copy of it that ended at step 2."""
     for name in ("seed_0", "seed_1"):
-        shutil.copytree(finished / "run", folder / name)
+        shutil.copytree(finished / "run", name)
     for step in (4, 6, 8):
-        shutil.rmtree(folder / "seed_1" / "checkpoints" / str(step))
-    return folder
-
-
-def test_counts_and_table_of_real_runs(run, monkeypatch):
+        shutil.rmtree(f"seed_1/checkpoints/{step}")
     texts = []
     generate = MaxTextRollout.generate
 
@@ -58,7 +52,7 @@ def test_counts_and_table_of_real_runs(run, monkeypatch):
         return output
 
     monkeypatch.setattr(MaxTextRollout, "generate", observed)
-    arguments = [f"CHECKPOINT={run}/seed_0,{run}/seed_1", f"SAMPLES={SAMPLES}", "BATCH_SIZE=4",
+    arguments = ["CHECKPOINT=seed_0,seed_1", f"SAMPLES={SAMPLES}", "BATCH_SIZE=4",
                  f"NUM_QUESTIONS={NUM_QUESTIONS}", "RUN_DIR=out"]  # fmt: skip
     pass_at_k.main(arguments)
     shipped = (HERE / "tiny_gsm8k" / "test.jsonl").read_text().splitlines()[:NUM_QUESTIONS]
@@ -70,7 +64,7 @@ def test_counts_and_table_of_real_runs(run, monkeypatch):
         rows = list(csv.DictReader(file))
     assert len(rows) == 3 * 2 * 4
     for row in rows:
-        model = ["untrained", f"{run}/seed_0", f"{run}/seed_1"].index(row["model"])
+        model = ["untrained", "seed_0", "seed_1"].index(row["model"])
         right = np.array([[readings[row["reading"]](text, answer) for text in answers]
                           for answers, answer in zip(by_model[model], gold)])  # fmt: skip
         k = int(row["k"])

@@ -44,26 +44,12 @@ def test_no_line_of_a_text_ends_its_code_block(text):
     assert "\n".join(inside) == plain_text.shown(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "cell"),
-    [("math", "math"), ("a | b\nc", r"a \| b c"), ("a\\|b", r"a\\\|b"), ("<!-- x", r"\<!-- x"),
-     ("\x1b", r"\\x1b")],
-)  # fmt: skip
-def test_a_table_cell_stays_one_cell(text, cell):
-    assert plain_text.table_cell(text) == cell
-
-
-# ---------------------------------------------------------------- where it is used
-
-
-def test_the_report_shows_a_hostile_answer_in_a_block_and_a_hostile_source_in_a_cell(
-    finished, tmp_path, capsys
-):
+def test_the_report_shows_an_answer_in_a_block_and_a_source_in_a_cell(finished, tmp_path, capsys):
     logs = Path(shutil.copytree(finished / "run", tmp_path / "run"))
     text, c = f"fine\n```\n# taken over\n{EVIL}", settings.read(demo.Constants, [])
     for path in (logs / "before.json", logs / "after.json"):
         result = json.loads(path.read_text())
-        result["by_data_source"] = {f"a | b | <b>\n{EVIL}": dict(result), "x": dict(result)}
+        result["by_data_source"] = {f"a | b\\| <!--\n{EVIL}": dict(result), "x": dict(result)}
         result["completions"] = [text] * 16
         result["asked"] = [{"question": text, "answer": text}] * 16
         path.write_text(json.dumps(result))
@@ -75,8 +61,8 @@ def test_the_report_shows_a_hostile_answer_in_a_block_and_a_hostile_source_in_a_
     markdown = (logs / "report.md").read_text(encoding="utf-8")
     for said in (capsys.readouterr().out, markdown):
         assert not obeyed(said) and "\\x1b[2J\\u202egnp.exe" in said
-        row = next(line for line in said.splitlines() if line.startswith("| a "))
-        assert len(re.findall(r"(?<!\\)\|", row)) == 6 and r"\<b>" in row
+        [row] = [line for line in said.splitlines() if line.startswith("| a ")]
+        assert row.startswith(r"| a \| b\\\| \<!-- \\x1b[2J\\u202egnp.exe") and row.count(" | ") == 4
         assert "KL not measured (BETA=0)" in said
     block = markdown.partition("````\n")[2].partition("\n````")[0]
     assert block.count("# taken over") == markdown.count("# taken over") == 4

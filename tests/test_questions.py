@@ -24,7 +24,6 @@ from run import checks
 from settings import HERE, UserError
 from task import prompts, questions, run_grader, task_rewards
 
-EXAMPLES = HERE / "examples"
 DEEP = "[" * 100_000
 CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 ROWS = [
@@ -79,13 +78,12 @@ def test_every_kind_of_file_gives_the_same_questions(kind):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("folder", ["mine", "gsm8k"])
-def test_a_folder_has_a_file_for_each_split(folder):
-    Path(folder).mkdir()
-    write(f"{folder}/train.parquet", ROWS)
-    write(f"{folder}/test.json", ROWS[:1])
-    assert len(read(folder, "train")[0]) == 2
-    assert read(folder, "test")[1] == f"{folder}/test.json"
+def test_a_folder_has_a_file_for_each_split_and_may_be_called_gsm8k():
+    Path("gsm8k").mkdir()
+    write("gsm8k/train.parquet", ROWS)
+    write("gsm8k/test.json", ROWS[:1])
+    assert len(read("gsm8k", "train")[0]) == 2
+    assert read("gsm8k", "test")[1] == "gsm8k/test.json"
 
 
 def asks(rows):
@@ -262,11 +260,6 @@ def test_sources_and_weights(spec, expected):
     assert questions.parse_sources(spec) == list(map(tuple, expected))
 
 
-@pytest.mark.parametrize(("spec", "words"), CASES["faulty_sources_are_one_line_before_anything_is_read"])
-def test_faulty_sources_are_one_line_before_anything_is_read(spec, words):
-    refused(rf"DATASET={spec}: .*{words}", check_paths, DATASET=spec, TEST_DATASET="tiny_gsm8k")
-
-
 def check_paths(**changed):
     names = ("MODEL", "DATASET", "TEST_DATASET", "REWARD_FUNC", "ENVIRONMENT", "RUN_DIR")
     checks.paths(SimpleNamespace(**dict.fromkeys(names, "") | {"DATASET": "tiny_gsm8k"} | changed))
@@ -286,12 +279,11 @@ def test_one_source_is_shuffled_as_it_always_was():
         np.testing.assert_array_equal(batch["prompts"], expected["prompts"])
 
 
-@pytest.mark.parametrize(("weights", "shares"), [((0.7, 0.3), (0.7, 0.3)), ((1, 9), (0.1, 0.9))])
-def test_sources_are_mixed_by_their_weights(weights, shares):
-    rows = questions.interleave([rows_of("a", 50, weights[0]), rows_of("b", 30, weights[1])])
+def test_sources_are_mixed_by_their_weights():
+    rows = questions.interleave([rows_of("a", 50, 0.7), rows_of("b", 30, 0.3)])
     batches = list(questions.mixed_batches(rows, 0, 10)[0:100])
     drawn = list(itertools.chain.from_iterable(batch["prompts"] for batch in batches))
-    for name, share in zip("ab", shares):
+    for name, share in (("a", 0.7), ("b", 0.3)):
         mine = [prompt for prompt in drawn if prompt[0] == name]
         # Grain rounds weights to hundredths of the smallest: 0.7 to 0.3 becomes 233 to 100
         assert len(mine) == pytest.approx(1000 * share, abs=1000 * 0.01)
@@ -350,7 +342,7 @@ def test_the_rewards_follow_the_data():
 
 @pytest.mark.parametrize("name", ["", "slippery", "walls"])
 def test_the_grids_answers_are_the_best_returns(name, monkeypatch):
-    monkeypatch.syspath_prepend(EXAMPLES / "grid")
+    monkeypatch.syspath_prepend(HERE / "examples" / "grid")
     import grid_world
 
     for split in ("train", "test", "validation"):
@@ -372,11 +364,3 @@ def test_a_chat_template_that_does_not_ask_the_question_is_refused(chat_template
     changed.chat_template = chat_template
     said = f"MODEL={HERE / 'tiny_llama'}: its chat template {re.escape(words)}.*or take another model$"
     refused(said, prompts.to_prompt, changed, "2 + 2?", template="{question}", system_prompt="")
-
-
-@pytest.mark.parametrize(("template", "words"), CASES["TEMPLATES"].items())
-def test_a_template_that_asks_nothing_or_too_much_is_refused(template, words):
-    said = f"TEMPLATE={template!r}: "
-    refused(f"{re.escape(said)}.*{re.escape(words)}.*; write {{question}} where", checks.template,
-            SimpleNamespace(TEMPLATE=template))  # fmt: skip
-    checks.template(SimpleNamespace(TEMPLATE="{system_prompt}\n\n{question} {{x}}"))

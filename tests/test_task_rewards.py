@@ -15,12 +15,11 @@ import pytest
 from test_reward_func import completion_of, each_case
 
 import reward_func
-from settings import HERE, UserError
+from settings import UserError
 from task import grading, run_grader, task_rewards
 from task.run_grader import correctness_reward, digit_reward, hard_format_reward, make_grader, mark_reward
 from task.task_rewards import compute_score
 
-EXAMPLES = HERE / "examples"
 CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
 

@@ -9,10 +9,11 @@ from types import SimpleNamespace
 
 import folders
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from short_runs import run_here
+from test_load_llama import load
+from test_rollout import full_forward
 from tunix.generate.tokenizer_adapter import TokenizerAdapter
 
 import grpo_llama3_1_8b_demo as demo
@@ -39,14 +40,10 @@ def constants(*arguments):
 
 
 @functools.cache
-def engine(model="tiny_grid", rows=ROWS):
-    folder, hf = llama.load_hf_config(model)
-    tokenizer = llama.load_tokenizer(folder)
-    config = llama.to_maxtext_config(hf, rows=rows, prompt_tokens=28, new_tokens=T)
-    actor, mesh = llama.load_llama(folder, hf, config, tokenizer.pad_token_id)
-    return rollout.MaxTextRollout(
-        actor, TokenizerAdapter(tokenizer), mesh, sampling(), maxtext_config=config, hf=hf,
-    )  # fmt: skip
+def engine(model="tiny_grid"):
+    actor, mesh, config, hf = load(model, ROWS, 28, T)
+    tokenizer = TokenizerAdapter(llama.load_tokenizer(HERE / model))
+    return rollout.MaxTextRollout(actor, tokenizer, mesh, sampling(), maxtext_config=config, hf=hf)
 
 
 def sampling(seed=0, temperature=1.0):
@@ -54,24 +51,11 @@ def sampling(seed=0, temperature=1.0):
     return rollout.sampling(c, seed=jax.random.key(seed))
 
 
-def walk(questions, *arguments, seed=0, model="tiny_grid", temperature=1.0, rows=ROWS):
-    made = engine(model, rows)
+def walk(questions, *arguments, seed=0, model="tiny_grid", temperature=1.0):
+    made = engine(model)
     form = dict(template="{question}", system_prompt="")
     prompts = [to_prompt(made.tokenizer.tokenizer, question, **form) for question in questions]
     return turns.walk(constants(*arguments), made, prompts, questions, sampling(seed, temperature))
-
-
-def one_pass(made, output):
-    """Logits [N, T, V] that predict each token, from one uncached pass over whole rows."""
-    completions = rollout.right_padded(output.tokens, T, made.pad_id(), np.int32)
-    tokens = np.concatenate([output.left_padded_prompt_tokens, completions], axis=1)
-    mask = tokens != made.pad_id()
-    positions = np.maximum(np.cumsum(mask, axis=1) - 1, 0)
-    causal = mask[:, None, :] & np.tril(np.ones((tokens.shape[1],) * 2, bool))
-    forward = jax.jit(lambda model, *inputs: model(*inputs)[0])
-    with made._mesh:
-        logits = forward(made.model(), jnp.array(tokens), jnp.array(positions), None, jnp.array(causal))
-    return np.array(logits)[:, -T - 1 : -1]
 
 
 KINDS = ("", "slippery ", "walls ")
@@ -81,9 +65,9 @@ QUESTIONS = [f"{KINDS[i % 3]}row {1 + i % 3} column {1 + i % 4}" for i in range(
 @pytest.mark.parametrize("model", ["tiny_grid", "tiny_llama"])
 def test_the_log_probs_of_an_episode_are_those_of_one_pass_over_it(model):
     output = walk(QUESTIONS, model=model, temperature=0.7)
-    logits = one_pass(engine(model), output)
+    logits = full_forward(engine(model), output, T)[0] / 0.7
     logits[..., engine(model).pad_id()] = -np.inf  # never drawn
-    expected = np.asarray(jax.nn.log_softmax(logits / 0.7))
+    expected = np.asarray(jax.nn.log_softmax(logits))
     of_turn = turns.turns_of(output, T)
     for i, (tokens, log_prob) in enumerate(zip(output.tokens, output.logprobs, strict=True)):
         at = np.flatnonzero(of_turn[i] >= 0)
@@ -96,7 +80,7 @@ def test_the_log_probs_of_an_episode_are_those_of_one_pass_over_it(model):
 
 def test_a_row_is_what_was_said_without_a_gap():
     """Each action and observation again from the tokens, and the world walked again from the actions."""
-    output, made = walk(QUESTIONS), engine()
+    output, made = walk(QUESTIONS, "GAMMA=0.9"), engine()
     decode = functools.partial(made.tokenizer.decode, skip_special_tokens=True)
     for question, episode, tokens in zip(QUESTIONS, output.text, output.tokens, strict=True):
         assert len(episode.turn) == len(tokens) and made.pad_id() not in tokens
@@ -117,6 +101,9 @@ def test_a_row_is_what_was_said_without_a_gap():
     ended = turns.ended(output, [made.eos_id()])
     assert 0 < ended.sum() < len(QUESTIONS)
     for episode, over in zip(output.text, ended, strict=True):
+        later = rewarded(*episode.rewards, gamma=0.9).to_go
+        np.testing.assert_allclose(episode.to_go[: len(later)], later)
+        assert len(episode.to_go) == max(episode.turn) + 1
         assert (episode.rewards[-1] == 100) == over == episode.right
         assert over or len(episode.rewards) == TURNS or len(episode.turn) == T
 
@@ -170,14 +157,6 @@ SHORT = CASES["short"]["arguments"]
 def rewarded(*rewards, gamma=1.0):
     to_go = [sum(gamma**j * r for j, r in enumerate(rewards[k:])) for k in range(len(rewards))]
     return turns.Episode("", to_go=to_go, rewards=list(rewards))
-
-
-def test_return_to_go_is_discounted_from_the_turn_on():
-    output = walk(QUESTIONS, "GAMMA=0.9")
-    for found in output.text:
-        expected = rewarded(*found.rewards, gamma=0.9).to_go
-        np.testing.assert_allclose(found.to_go[: len(expected)], expected)
-        assert len(found.to_go) == max(found.turn) + 1
 
 
 def walked(texts, turn, **parts):

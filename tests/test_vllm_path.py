@@ -25,16 +25,9 @@ import settings
 from model import devices, llama, lora
 from model.rollout import sampling
 from model.vllm import check_mapping, engine_config, engine_mapping, rounded, stochastic_round, sync_gain
+from run import memory
 
-LLAMA_8B = transformers.LlamaConfig(  # meta-llama/Llama-3.1-8B-Instruct
-    hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
-    num_key_value_heads=8, head_dim=128, vocab_size=128256, rms_norm_eps=1e-5, tie_word_embeddings=False,
-    rope_parameters=dict(
-        rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-        original_max_position_embeddings=8192,
-    ),
-)  # fmt: skip
-
+LLAMA_8B = memory.published_config()  # meta-llama/Llama-3.1-8B-Instruct
 
 # With halves, and gradients prompt by prompt: more can go wrong than with the defaults of the TPU column.
 TPU_COLUMN = ["MODEL=meta-llama/Llama-3.1-8B-Instruct", "TRAINER_DEVICES_FRACTION=0.5",

@@ -588,7 +588,8 @@ function listPairs(limit = PAGE) {
 const CONTROLS = ["time_filter", "time_question", "both_filter", "both_form", "both_source", "both_search"];
 let writing = null, lastWritten = 0;
 
-function remember() { // browsers allow about three changes of the address per second
+function remember({ target }) { // browsers allow about three changes of the address per second
+  if (target.closest?.("a")) return; // a link's address is still to be read
   clearTimeout(writing);
   writing = setTimeout(writeAddress, Math.max(0, lastWritten + 400 - performance.now()));
 }
