@@ -11,7 +11,6 @@ import huggingface_hub
 import jax
 import numpy as np
 import pytest
-from test_guards import SMALL
 
 import grpo_llama3_1_8b_demo as demo
 import settings
@@ -84,7 +83,8 @@ def test_a_model_that_was_not_compiled_is_not_given_the_eight_b_figures(capsys):
 
 
 def test_the_laptop_job_is_planned_in_full_and_leaves_nothing(tmp_path, capsys):
-    demo.main([*SMALL, "DRY_RUN=True", "RUN_DIR=run", "NUM_ITERATIONS=2"])
+    small = ["NUM_BATCHES=3", "BATCH_SIZE=2", "NUM_GENERATIONS=2", "NUM_TEST_QUESTIONS=4"]
+    demo.main([*small, "DRY_RUN=True", "RUN_DIR=run", "NUM_ITERATIONS=2"])
     said = capsys.readouterr().out
     assert "4,000 of at most 28 tokens" in said and "512 questions" in said
     assert "3 steps, 6 updates, 12 answers" in said
