@@ -107,6 +107,7 @@ def test_the_slider_moves_curves_group_and_evaluation(run, show):
         assert one(driver, "#kept").text.startswith(f"Step {kept}: 4 questions, 4 answers each")
         marked = one(driver, "#time_table tr[data-step][style]:not([style=''])")
         assert marked.get_attribute("data-step") == str(4 * (step // 4))
+    assert (len(find(driver, "#held_out figure")), len(find(driver, "#charts figure"))) == (2, 7)
     one(driver, "#step_back").click()
     assert one(driver, "#step_shown").text == "6 of 8"
     one(driver, "#step").send_keys(Keys.ARROW_LEFT, Keys.ARROW_LEFT)

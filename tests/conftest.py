@@ -2,6 +2,7 @@
 
 import gc
 import os
+import platform
 import signal
 import sys
 from pathlib import Path
@@ -19,7 +20,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Most of the suite's time is compilation, and its programs run a few times: XLA skips its expensive passes.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # The scripts' own flags, and one piece of code per program instead of 32: most programs here are small.
-FLAGS = "--xla_cpu_multi_thread_eigen=false --xla_cpu_max_isa=AVX2 --xla_cpu_parallel_codegen_split_count=1"
+FLAGS = "--xla_cpu_multi_thread_eigen=false --xla_cpu_parallel_codegen_split_count=1"
+FLAGS += " --xla_cpu_max_isa=AVX2" * (platform.machine().lower() in ("x86_64", "amd64"))
 os.environ.setdefault("XLA_FLAGS", FLAGS)
 # A program that one test has compiled is read by the next, by the other worker, and by the scripts that tests
 # start. All of it before jax is imported.

@@ -32,9 +32,8 @@ FILES = {
 
 
 @pytest.fixture(autouse=True)
-def a_small_place(tmp_path, monkeypatch):
+def a_small_place(empty_folder, monkeypatch):
     """The current folder; the names in it."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for name in ("empty_folder", "no_checkpoint", "strange"):
         Path(name).mkdir()

@@ -29,9 +29,8 @@ from tools import pass_at_k, show_run
 
 
 @pytest.fixture
-def run(finished, tmp_path, monkeypatch):
+def run(finished, empty_folder):
     """A copy of a run that is over in the current folder, to be damaged."""
-    monkeypatch.chdir(tmp_path)
     shutil.copytree(finished / "run", "run")
     return Path("run")
 
@@ -223,9 +222,8 @@ def begin(*arguments):
 
 
 @pytest.fixture(params=["kept", "gs://bucket/kept"])
-def kept(request, tmp_path, monkeypatch):
+def kept(request, empty_folder, monkeypatch):
     """A CHECKPOINT_DIR: a folder; a bucket, whose files fsspec keeps in memory."""
-    monkeypatch.chdir(tmp_path)
 
     class Bucket(MemoryFileSystem):
         store, pseudo_dirs, cachable = {}, [""], False
@@ -275,13 +273,13 @@ def test_a_run_finds_its_checkpoints_and_they_bring_its_files(name, kept, capsys
         begin(arguments[0], f"RUN_DIR={folder}", "BATCH_SIZE=2")
 
 
-def test_runs_that_start_in_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_runs_that_start_in_the_same_second_have_folders_of_their_own(empty_folder, monkeypatch):
     assert len({run_folder.new_folder("script") for _ in range(3)}) == 3
 
 
 KEPT = ["CHECKPOINT_DIR=kept"]
 NOT_ITS_OWN = {
+    "constants are gone": (lambda: Path("a/constants.json").unlink(), [], "constants.json of the run in it"),
     "constants and evaluation": (
         lambda: [Path(f"a/{name}.json").unlink() for name in ("constants", "before")], [], "constants.json of"
     ),
@@ -303,25 +301,26 @@ NOT_ITS_OWN = {
 
 
 @pytest.mark.parametrize("name", NOT_ITS_OWN)
-def test_a_run_never_begins_anew_over_what_there_is(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_never_begins_anew_over_what_there_is(name, empty_folder, monkeypatch):
     happens, arguments, words = NOT_ITS_OWN[name]
     arguments = ["RUN_DIR=a", *arguments]
     begin("RUN_DIR=a", *[text for text in arguments if text in KEPT])
     happens()
-    there = contents(tmp_path)
+    there = contents(empty_folder)
     with pytest.raises(UserError, match=words) as error:
         begin(*arguments)
-    assert "\n" not in str(error.value) and contents(tmp_path).items() >= there.items()
+    assert "\n" not in str(error.value) and contents(empty_folder).items() >= there.items()
 
 
-def test_a_second_process_in_a_run_dir_or_at_its_checkpoints_is_refused(tmp_path, monkeypatch):
+def test_a_second_process_in_a_run_dir_or_at_its_checkpoints_is_refused(empty_folder, monkeypatch):
     """The kernel's locks belong to an open file: a second one in this process is refused, too."""
-    monkeypatch.chdir(tmp_path)
-    c = settings.read(demo.Constants, ["RUN_DIR=a", f"CHECKPOINT_DIR={tmp_path / 'kept'}"])
-    (tmp_path / "b").mkdir()
+    c = settings.read(demo.Constants, ["RUN_DIR=a", f"CHECKPOINT_DIR={empty_folder / 'kept'}"])
+    (empty_folder / "b").mkdir()
     with run_folder.open_run(c):
-        for place in (tmp_path, tmp_path / "b"):  # the same command in another folder finds the checkpoints
+        for place in (
+            empty_folder,
+            empty_folder / "b",
+        ):  # the same command in another folder finds the checkpoints
             monkeypatch.chdir(place)
             with pytest.raises(UserError, match=r"RUN_DIR=a: another process is running in it"):
                 run_folder.open_run(c).__enter__()

@@ -29,8 +29,7 @@ from settings import HERE, UserError
 
 
 @pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def offline_in_an_empty_folder(empty_folder, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
@@ -38,13 +37,17 @@ def read(*arguments):
     return settings.read(demo.Constants, arguments)
 
 
-def test_the_command_line_answers_with_one_line_and_before_the_imports():
-    command = [sys.executable, "-X", "importtime", SCRIPT, "REWARDS=mark_reward,match_format_exactly"]
+@pytest.mark.parametrize(
+    ("argument", "code"), [("REWARDS=mark_reward,match_format_exactly", 2), ("--help", 0)]
+)
+def test_the_command_line_answers_with_one_line_and_before_the_imports(argument, code):
+    command = [sys.executable, "-X", "importtime", SCRIPT, argument]
     done = subprocess.run(command, capture_output=True, text=True)
     lines = done.stderr.splitlines()
     imported = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
-    [said] = [line for line in lines if not line.startswith("import time:")]
-    assert done.returncode == 2 and said.startswith("error: REWARDS=")
+    said = [line for line in lines if not line.startswith("import time:")]
+    assert done.returncode == code and len(said) == (code != 0)
+    assert not said or said[0].startswith("error: REWARDS=")
     assert "run.checks" in imported
     assert not imported & {"jax", "flax", "maxtext", "tunix", "transformers", "grain", "tensorflow"}
     assert not Path("runs").exists()

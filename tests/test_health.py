@@ -188,12 +188,11 @@ def test_the_command_reads_a_runs_folder_and_does_not_import_jax(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HEALTHY | ILL)
-def test_the_spoilt_run_says_so_itself(name, tmp_path, monkeypatch):
+def test_the_spoilt_run_says_so_itself(name, empty_folder, monkeypatch):
     """The run of the committed log once more: it prints the lines of its log, and report.md repeats them."""
-    monkeypatch.chdir(tmp_path)
     spoil, arguments = (HEALTHY | ILL)[name]
     arguments = ["NUM_BATCHES=20", "NUM_TEST_QUESTIONS=8", *(spoil(monkeypatch) if spoil else []), *arguments]
-    said = [line for line in run_here(tmp_path, *arguments).splitlines() if line.startswith("health ")]
+    said = [line for line in run_here(empty_folder, *arguments).splitlines() if line.startswith("health ")]
     said = [line.removeprefix("health   ") for line in said]
     files = {"csv": Path("run/train_log.csv"), "json": Path("run/constants.json")}
     rows, constants = read_log(files["csv"]), json.loads(files["json"].read_text())

@@ -26,9 +26,8 @@ USED = [
 
 
 @pytest.fixture(autouse=True)
-def files(tmp_path, monkeypatch):
+def files(empty_folder):
     """All that USED names, in the current folder."""
-    monkeypatch.chdir(tmp_path)
     for name in ("model", "teacher"):
         shutil.copytree(HERE / "tiny_llama", name)
     Path("data").mkdir()

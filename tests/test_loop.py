@@ -87,6 +87,7 @@ def tunix_learner(c, answers, **config):
     ("constants", "config"),
     [
         ([], {}),
+        (["NUM_ITERATIONS=2"], {}),
         (["LOSS_AGG_MODE=token-mean", "NUM_ITERATIONS=2"], dict(loss_agg_mode="token-mean")),
         (
             ["LOSS_AGG_MODE=seq-mean-token-sum-norm", "ADVANTAGE=centered"],  # Dr. GRPO
@@ -140,9 +141,12 @@ def uneven_batch(c, passes):
 FOUR = ("BATCH_SIZE=4", "NUM_GENERATIONS=2", "TOTAL_GENERATION_STEPS=5", "LEARNING_RATE=0.1")
 
 
-def test_gradient_passes_are_one_pass():
+@pytest.mark.parametrize(
+    "mode", ["seq-mean-token-mean", "token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
+)
+def test_gradient_passes_are_one_pass(mode):
     """Loss, norm of the whole gradient, weights after two updates, and the metrics of the log."""
-    c = constants_of("LOSS_AGG_MODE=token-mean", *FOUR, *QUICK, "SAMPLER_CORRECTION=2.0")
+    c = constants_of(f"LOSS_AGG_MODE={mode}", *FOUR, *QUICK, "SAMPLER_CORRECTION=2.0")
     table, loss, norm, metrics = updated(c, uneven_batch(c, 1), updates=2)
     assert np.abs(table - TABLE).max() > 0.1
     for passes in (2, 4):
@@ -157,9 +161,10 @@ def test_gradient_passes_are_one_pass():
 # --- an update that is not finite
 
 
-def test_a_run_goes_on_after_updates_that_were_not_finite_and_stops_beyond_the_limit(tmp_path):
+@pytest.mark.parametrize("size", [0, 1])
+def test_a_run_goes_on_after_updates_that_were_not_finite_and_stops_beyond_the_limit(size, tmp_path):
     """A reward that is NaN poisons one gradient pass of the first step, and of the second."""
-    arguments = (*FOUR, *QUICK, "NUM_BATCHES=4", "SAVE_INTERVAL_STEPS=4", "TRAIN_MICRO_BATCH_SIZE=1")
+    arguments = (*FOUR, *QUICK, "NUM_BATCHES=4", "SAVE_INTERVAL_STEPS=4", f"TRAIN_MICRO_BATCH_SIZE={size}")
     answers = [random_answers(seed, 8, 5) for seed in range(4)]
     answers[0][0] = answers[1][0] = 2
 

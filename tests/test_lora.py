@@ -147,16 +147,15 @@ def test_only_a_and_b_change_and_the_reference_is_the_frozen_base_itself(trained
     assert sum(moments) < 2 * sum(saved[name].size for name in weights) + 20  # two moments, a few counters
 
 
-def test_the_merged_export_is_the_adapted_model(trained, tmp_path, monkeypatch):
+def test_the_merged_export_is_the_adapted_model(trained, empty_folder):
     llm, run_dir, rows, greedy = trained
-    monkeypatch.chdir(tmp_path)
     convert.main([f"SOURCE={run_dir}", "TARGET=merged"])
     exported, mesh, config, hf = load("merged", rows=16)
     adapted = logits(llm.actor, mesh)
     # float32: another order of sums, and the query weights once divided and multiplied by sqrt(head_dim)
     np.testing.assert_allclose(logits(exported, mesh), adapted, atol=1e-3)
     assert np.abs(adapted - logits(load()[0], mesh)).max() > 0.5  # which the base model is not
-    tokenizer = llama.load_tokenizer(tmp_path / "merged")
+    tokenizer = llama.load_tokenizer(empty_folder / "merged")
     rollout = MaxTextRollout(
         exported, TokenizerAdapter(tokenizer), mesh, sampling(constants(*RUN)),
         maxtext_config=config, hf=hf,

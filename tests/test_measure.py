@@ -176,6 +176,16 @@ def test_seeds_side_by_side_by_hand(tmp_path):
     assert [(line["mean"], line["last"]) for line in means] == [(pytest.approx(1010 / 3), 3000), (30, 3000)]
 
 
+def test_the_best_setting_of_a_search_among_equals_is_the_better_while_learning(tmp_path):
+    rows = [("ours", 0.1, 20, 500, 300), ("ours", 0.1, 50, 500, 310), ("textbook", 0.1, 20, 400, 350),
+            ("textbook", 0.2, 20, 300, 390)]  # fmt: skip
+    names = "learner", "learning_rate", "target_sync_interval", "eval_return", "mean_while_learning"
+    run.write_csv(tmp_path / "tune.csv", [dict(zip(names, row)) for row in rows])
+    ours, textbook = columns.best_of_tune(tmp_path / "tune.csv")
+    assert ours == {"learner": "ours", "changed": "LEARNING_RATE=0.1 TARGET_SYNC_INTERVAL=50"}
+    assert textbook["changed"].endswith("LEARNING_RATE=0.1 LEARNING_RATE_END=0.1 TARGET_SYNC_INTERVAL=20")
+
+
 @pytest.mark.parametrize("page", tables.all_pages(), ids=name_of)
 def test_make_pages_changes_nothing(page):
     assert tables.filled(page) == page.read_text()

@@ -17,6 +17,7 @@ import short_runs
 from jax.profiler import ProfileData
 from short_runs import finish, run_here
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from xprof.convert import raw_to_tool_data
 
 import grpo_llama3_1_8b_demo as demo
 import settings
@@ -92,7 +93,7 @@ def test_tensorboard_has_every_figure_of_every_step_and_the_evaluations_where_a_
 
 
 def test_the_trace_holds_the_third_step_and_no_other(run):
-    [file] = run["folder"].glob("trace/plugins/profile/*/*.xplane.pb")  # where TensorBoard's plugin looks
+    [file] = run["folder"].glob("trace/plugins/profile/*/*.xplane.pb")
     planes = ProfileData.from_file(str(file)).planes
     events = [event for plane in planes for line in plane.lines for event in line.events]
 
@@ -102,6 +103,10 @@ def test_the_trace_holds_the_third_step_and_no_other(run):
 
     assert calls("update") == 2  # NUM_ITERATIONS
     assert calls("_decode_all") == 3  # the answers, and two for its evaluation
+    # TensorBoard's plugin is xprof; this is what it does with the file
+    data, kind = raw_to_tool_data.xspace_to_tool_data([str(file)], "trace_viewer", {})
+    names = {event.get("name", "") for event in json.loads(data)["traceEvents"]}
+    assert kind == "application/json" and any("jit" in name and "_decode_all" in name for name in names)
 
 
 def test_memory_counts_what_is_there():
@@ -181,13 +186,14 @@ def test_on_8_devices_the_curves_are_those_of_one(run, run_on_8):
     assert np.ptp(held) < 0.01 * max(held)
 
 
-def test_a_checkpoint_of_8_devices_goes_on_on_one(run, run_on_8, tmp_path):
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_checkpoint_of_8_devices_goes_on_on_fewer(run, run_on_8, tmp_path, devices):
     """As if killed between the checkpoint of step 3 and the end."""
     copy = shutil.copytree(run_on_8, tmp_path / "run")
     shutil.rmtree(copy / "checkpoints" / str(STEPS))
     (copy / "after.json").unlink()
-    out = run_here(tmp_path, *ARGUMENTS)
-    assert "going on after step 3 of 6" in out and "on 1 cpu device(s)" in out
+    out = finish(start(tmp_path, devices))
+    assert "going on after step 3 of 6" in out and f"on {devices} cpu device(s)" in out
     assert_same_curves(read_log(copy / "train_log.csv"), run["rows"])
 
 

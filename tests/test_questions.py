@@ -279,11 +279,12 @@ def test_one_source_is_shuffled_as_it_always_was():
         np.testing.assert_array_equal(batch["prompts"], expected["prompts"])
 
 
-def test_sources_are_mixed_by_their_weights():
-    rows = questions.interleave([rows_of("a", 50, 0.7), rows_of("b", 30, 0.3)])
+@pytest.mark.parametrize(("weights", "shares"), [((0.7, 0.3), (0.7, 0.3)), ((1, 9), (0.1, 0.9))])
+def test_sources_are_mixed_by_their_weights(weights, shares):
+    rows = questions.interleave([rows_of("a", 50, weights[0]), rows_of("b", 30, weights[1])])
     batches = list(questions.mixed_batches(rows, 0, 10)[0:100])
     drawn = list(itertools.chain.from_iterable(batch["prompts"] for batch in batches))
-    for name, share in (("a", 0.7), ("b", 0.3)):
+    for name, share in zip("ab", shares):
         mine = [prompt for prompt in drawn if prompt[0] == name]
         # Grain rounds weights to hundredths of the smallest: 0.7 to 0.3 becomes 233 to 100
         assert len(mine) == pytest.approx(1000 * share, abs=1000 * 0.01)

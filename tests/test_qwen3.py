@@ -61,15 +61,14 @@ def test_decoding_with_a_cache_is_the_argmax_of_the_full_forward_pass(model):
 @pytest.mark.parametrize(
     "lora", [(), pytest.param(("LORA_RANK=2", "SCAN_LAYERS=True"), marks=pytest.mark.slow)]
 )
-def test_the_whole_script_trains_it_and_the_export_is_what_was_trained(model, tmp_path, monkeypatch, lora):
-    monkeypatch.chdir(tmp_path)
+def test_the_whole_script_trains_it_and_the_export_is_what_was_trained(model, empty_folder, lora):
     demo.main([f"MODEL={model}", *SHORT, "NUM_BATCHES=2", "EVAL_EVERY=0", "RUN_DIR=run", "LEARNING_RATE=0.01",
                "REWARDS=match_format_approximately", *lora])  # fmt: skip
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    result = json.loads((empty_folder / "run" / "result.json").read_text())
     assert result["steps"] == 2
     convert.main(["SOURCE=run", "TARGET=hf"])
     before = safetensors.numpy.load_file(model / "model.safetensors")
-    after = safetensors.numpy.load_file(tmp_path / "hf" / "model.safetensors")
+    after = safetensors.numpy.load_file(empty_folder / "hf" / "model.safetensors")
     assert before.keys() == after.keys()
     moved = {name for name, weight in before.items() if np.abs(weight - after[name]).max() > 0}
     trained = {name for name in before if not lora or "proj" in name}

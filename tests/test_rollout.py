@@ -152,6 +152,7 @@ def test_padding_is_never_drawn_and_the_end_is_kept_but_not_shown(temperature):
 def test_batch_size_and_padding_do_not_change_a_row():
     asked = prompts(16)
     greedy = make_rollout().generate(asked, settings(temperature=0.0)).text
+    assert make_rollout(rows=4).generate(asked, settings(temperature=0.0)).text == greedy
     wide = make_rollout(prompt_tokens=48).generate(asked, settings(temperature=0.0, prompt_tokens=48))
     assert wide.text == greedy
     # sampled rows too: row i of a batch does not depend on the rows after it

@@ -189,9 +189,8 @@ def test_every_constant_has_bounds(name):
 
 @pytest.mark.parametrize("name, words, said", RULES, ids=[rule[1][:30] for rule in RULES])
 def test_bad_input_is_one_line_with_the_remedy_and_exit_code_2(
-    name, words, said, tmp_path, monkeypatch, capsys
+    name, words, said, empty_folder, monkeypatch, capsys
 ):
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["a script", *words.split(" ")])
     script = script_of(name)
     with pytest.raises(SystemExit) as stopped:
@@ -199,7 +198,7 @@ def test_bad_input_is_one_line_with_the_remedy_and_exit_code_2(
     out, err = capsys.readouterr()
     assert (stopped.value.code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("error: ") and said in err
-    assert not any(tmp_path.iterdir())  # nothing begun
+    assert not any(empty_folder.iterdir())  # nothing begun
 
 
 def process(path, *arguments, cwd, disk="unlimited", **environment):

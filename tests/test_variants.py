@@ -150,6 +150,7 @@ def test_a_group_has_a_signal_where_its_advantages_differ():
     ("constants", "expected"),
     [
         ([], [[1, 1], [1, 1]]),
+        (["MASK_OVERLONG=True"], [[1, 0], [1, 0]]),
         (["ZERO_VARIANCE_GROUPS=skip"], [[0, 0], [1, 1]]),
         (["ZERO_VARIANCE_GROUPS=skip", "MASK_OVERLONG=True"], [[0, 0], [1, 0]]),
     ],
