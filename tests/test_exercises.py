@@ -9,6 +9,7 @@ import inspect
 import runpy
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -41,7 +42,7 @@ def filled(folder, bodies, tmp_path) -> ModuleType:
         if isinstance(node, ast.FunctionDef) and node.name in bodies:
             blank = node.body[-1]
             assert lines[blank.lineno - 1].strip() == "raise NotImplementedError"
-            body = textwrap.indent(textwrap.dedent(bodies[node.name]), "    ")
+            body = textwrap.indent(bodies[node.name], "    ")
             lines[blank.lineno - 1 : blank.end_lineno] = body.splitlines()
     file = tmp_path / "exercises.py"
     file.write_text("\n".join(lines))
@@ -104,78 +105,22 @@ def test_every_planted_mistake_is_recognised_by_its_name_alone(folder, name):
         assert (first, lines[-1]) == ("wrong", f"This is what comes out if {words}.")
 
 
-# Blanks as a new reader would fill them, rightly ("") or not, with a piece of what is said of it: pairs of
-# mistakes, and code that can't be compared.
-READERS = {
-    ("1_Q_Learning", "select_action"): [
-        ("return max(Q[state])", "an action is a whole number from 0 to 3"),
-    ],
-    ("3_Pendulum", "gae"): [
-        ("""
-        delta = reward + gamma * (1 - terminated) * next_value - value
-        def step(later, x):
-            delta, ended = x
-            if ended.any():
-                later = 0
-            return delta + gamma * gae_lambda * later, delta
-        xs = (delta.T, (terminated | truncated).T)
-        return jax.lax.scan(step, jnp.zeros(len(reward)), xs, reverse=True)[1].T
-        """, "raises TracerBoolConversionError: inside jax.jit a value is not known yet: use `jnp.where`"),
-    ],
-    ("4_GRPO_MNIST", "group_advantage"): [
-        ("return (rewards - rewards.mean(1, keepdims=True)) / rewards.std(1, keepdims=True)",
-         "not the sample's; and 1e-6 is missing"),
-    ],
-    ("4_GRPO_MNIST", "k3"): [("ratio = jnp.exp(ref_log_prob - log_prob)", "it returns None")],
-    ("5_GRPO_Maxtext", "group_advantage"): [
-        ("""
-        groups = rewards.reshape(-1, num_generations)
-        mean = jnp.repeat(groups.mean(axis=1), num_generations)
-        std = jnp.repeat(groups.std(axis=1, ddof=1), num_generations)
-        return (rewards - mean) / (std + 1e-6)
-        """, ""),
-        ("return (rewards - rewards.mean()) / (rewards.std() + 1e-6)",
-         "(ddof=0), not the sample's; and mean and standard deviation are of the whole batch"),
-    ],
-    ("5_GRPO_Maxtext", "completion_mask"): [
-        ("""
-        T = completions.shape[1]
-        is_eos = completions == eos_id
-        end = jnp.where(is_eos.any(axis=1), is_eos.argmax(axis=1), T)
-        return jnp.arange(T) <= end[:, None]
-        """, ""),
-    ],
-    ("5_GRPO_Maxtext", "grpo_loss"): [
-        ("""
-        ratio, A = jnp.exp(log_prob - old_log_prob), advantage.reshape(-1, 1)
-        gain = jnp.where(A > 0, jnp.minimum(ratio, 1 + epsilon), jnp.maximum(ratio, 1 - epsilon)) * A
-        kl = jnp.expm1(ref_log_prob - log_prob) - (ref_log_prob - log_prob)
-        total = jnp.where(mask, gain - beta * kl, 0).sum(axis=1)
-        return -(total / mask.sum(axis=1)).mean()
-        """, ""),
-        ("""
-        ratio, A = jnp.exp(log_prob - old_log_prob), advantage[:, None]
-        gain = jnp.minimum(ratio * A, jnp.clip(ratio, 1 - epsilon, 1 + epsilon) * A)
-        return -(gain - beta * (log_prob - ref_log_prob)).mean()
-        """, "estimated by k1, log pi - log pi_ref; and the mask is missing"),
-    ],
-}  # fmt: skip
+CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
 
-@pytest.mark.parametrize("folder,name", READERS)
-def test_a_new_reader_is_told_what_is_wrong(folder, name, tmp_path, capsys):
-    files = load(folder)
-    for body, said in READERS[folder, name]:
-        function = getattr(filled(folder, {name: body}, tmp_path), name)
-        with contextlib.nullcontext() if not said else pytest.raises(SystemExit):
-            files.grader.run(files.exercise_checks.EXERCISES, [function])
-        out = capsys.readouterr().out
-        assert said in out and "Traceback" not in out
-        assert len(out.splitlines()) > 1 if said else out.split() == [name, "right"]
-        if "raises" in said:  # the innermost line of the reader's own file
-            number = int(out.split("line ")[1].split()[0])
-            lines = (tmp_path / "exercises.py").read_text().splitlines()
-            assert lines[number - 1].strip() == "if ended.any():"
+@pytest.mark.parametrize("case", CASES["body"], ids=lambda case: case["name"])
+def test_a_new_reader_is_told_what_is_wrong(case, tmp_path, capsys):
+    files, name, said = load(case["folder"]), case["name"], case["said"]
+    function = getattr(filled(case["folder"], {name: case["text"]}, tmp_path), name)
+    with contextlib.nullcontext() if not said else pytest.raises(SystemExit):
+        files.grader.run(files.exercise_checks.EXERCISES, [function])
+    out = capsys.readouterr().out
+    assert said in out and "Traceback" not in out
+    assert len(out.splitlines()) > 1 if said else out.split() == [name, "right"]
+    if "raises" in said:  # the innermost line of the reader's own file
+        number = int(out.split("line ")[1].split()[0])
+        lines = (tmp_path / "exercises.py").read_text().splitlines()
+        assert lines[number - 1].strip() == "if ended.any():"
 
 
 def test_what_is_no_array_of_the_right_kind_is_named():
@@ -216,37 +161,11 @@ def test_the_pieces_make_the_golden_losses(method):
     np.testing.assert_allclose(gradient, golden[f"{method}_gradient"], atol=1e-7)
 
 
-OWN = {  # by what is said of it: text, exit code
-    "It is GRPO.": ("""
-        def loss(log_prob, old_log_prob, ref_log_prob, rewards, mask, num_generations):
-            r = rewards.reshape(-1, num_generations)
-            A = ((r - r.mean(1, keepdims=True)) / (r.std(1, ddof=1, keepdims=True) + 1e-6)).reshape(-1, 1)
-            ratio = jnp.exp(log_prob - old_log_prob)
-            kl = jnp.exp(ref_log_prob - log_prob) - (ref_log_prob - log_prob) - 1
-            x = jnp.minimum(ratio * A, jnp.clip(ratio, 0.8, 1.2) * A) - 0.04 * kl
-            return -jnp.mean(jnp.where(mask, x, 0).sum(1) / mask.sum(1))
-        """, 0),
-    "It is GRPO, but the larger of the two terms is taken, not the smaller; and the KL is": ("""
-        def loss(log_prob, old_log_prob, ref_log_prob, advantage, mask, epsilon, beta):
-            ratio, A = jnp.exp(log_prob - old_log_prob), advantage[:, None]
-            x = jnp.maximum(ratio * A, jnp.clip(ratio, 1 - epsilon, 1 + epsilon) * A)
-            x -= beta * (log_prob - ref_log_prob) ** 2 / 2
-            return -((x * mask).sum(1) / mask.sum(1)).mean()
-        """, 1),
-    "It is none of them": ("def loss(log_prob, mask): return (jnp.tanh(log_prob) * mask).sum()", 1),
-    "no function `loss`": ("", 2),
-    "asks for logits": ("def loss(logits): return 0.0", 2),
-    "ModuleNotFoundError": ("import np", 2),
-    "`jnp`, not `np`": ("import numpy as np\ndef loss(log_prob): return np.sum(np.array(log_prob))", 2),
-    "expected one number": ("def loss(log_prob): return log_prob.sum(axis=1)", 2),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("said", OWN)
-def test_a_readers_own_loss_is_recognised(said, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("case", CASES["loss"], ids=lambda case: case["said"])
+def test_a_readers_own_loss_is_recognised(case, tmp_path, capsys, monkeypatch):
     """A file that can't be used gets one line."""
-    (text, code), file = OWN[said], tmp_path / "my_loss.py"
-    file.write_text("import jax.numpy as jnp\n" + textwrap.dedent(text))
+    said, code, file = case["said"], case["exit"], tmp_path / "my_loss.py"
+    file.write_text("import jax.numpy as jnp\n" + case["text"])
     monkeypatch.setattr(sys, "argv", ["exercises.py", str(file)])
     with pytest.raises(SystemExit) as stopped:
         load("5_GRPO_Maxtext").exercise_checks.main()
@@ -291,7 +210,8 @@ def test_folder_5_trains_the_tiny_llama_with_the_readers_functions(tmp_path):
     import grpo_llama3_1_8b_demo as script
 
     exercise_checks = load("5_GRPO_Maxtext").exercise_checks
-    bodies = {name: READERS["5_GRPO_Maxtext", name][0][0] for name in exercise_checks.EXERCISES}
+    right = {case["name"]: case["text"] for case in CASES["body"] if not case["said"]}
+    bodies = {name: right[name] for name in exercise_checks.EXERCISES}
     file = filled("5_GRPO_Maxtext", bodies, tmp_path).__file__
     steps = "NUM_BATCHES=3 NUM_ITERATIONS=2 SAVE_INTERVAL_STEPS=3 TRAIN_MICRO_BATCH_SIZE=2"
     arguments = [*short_runs.SHORT, *steps.split()]
