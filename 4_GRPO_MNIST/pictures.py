@@ -34,7 +34,7 @@ def draw_accuracy(path: Any, logs: dict[str, Any]) -> plt.Figure:
         low, high = error.min(axis=0), error.max(axis=0)
         main.fill_between(x, low, high, color=COLORS[method], alpha=0.2, linewidth=0)
     # From 97 to 98 % is as far as from 91 to 94 %.
-    main.set(xlabel="images seen", yscale="log", title="of 100 validation images right")
+    main.set(xlabel="images seen", yscale="log", title="validation accuracy, %", xticks=[0, x[-1] / 2, x[-1]])
     main.xaxis.set_major_formatter("{x:,.0f}")
     ticks = [0.5, 1, 2, 3, 5, 10, 20, 50, 90]
     main.set_yticks(ticks, [f"{100 - tick:g}" for tick in ticks])
