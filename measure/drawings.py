@@ -95,8 +95,8 @@ def agent_environment() -> plt.Figure:
 def actor_critic() -> plt.Figure:
     """Who tells whom what."""
     figure, axes = sheet(3.4)
-    box(axes, (0.85, 1.7), (1.6, 0.9), "environment\nthe pendulum", ORANGE)
-    box(axes, (4.3, 2.85), (1.9, 0.8), "actor\nwhich torque?", BLUE)
+    box(axes, (0.85, 1.7), (1.6, 0.9), "environment\nthe cart pole", ORANGE)
+    box(axes, (4.3, 2.85), (1.9, 0.8), "actor\nleft or right?", BLUE)
     box(axes, (4.3, 0.6), (1.9, 0.9), "critic\nhow much can we\nexpect from here?", GREEN)
     arrow(axes, (1.65, 1.95), (3.35, 2.7))
     arrow(axes, (1.65, 1.45), (3.35, 0.7))
