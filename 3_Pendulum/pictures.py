@@ -51,19 +51,19 @@ def draw_ppo_curve(path: Path, log: Any) -> plt.Figure:
     )  # fmt: skip
     x = log.env_step[0]
     draw_return(axes["return"], x, log)
-    spread, words = (log.sigma, "sigma, N m") if hasattr(log, "sigma") else (log.entropy, "entropy, nats")
+    end = (log.sigma, "spread of the torque") if hasattr(log, "sigma") else (log.entropy, "entropy, nats")
     for name, values, color, title in (
-        ("kl", np.maximum(log.approx_kl, 1e-4), ORANGE, "approximate KL, logarithmic"),
+        ("kl", np.maximum(log.approx_kl, 1e-3), ORANGE, "approximate KL, logarithmic"),
         ("clipped", log.clip_fraction, BLUE, "share clipped"),
         # It falls far where all returns agree: what is left of the variance is noise
         ("explained", np.maximum(log.explained_variance, -0.5), GREEN, "explained variance (≥ −0.5)"),
-        ("spread", spread, BLUE, words),
+        ("spread", end[0], BLUE, end[1]),
     ):
         draw_band(axes[name], x, values, color)
         axes[name].set(title=title, xticks=np.linspace(0, x[-1], 3))
-    axes["clipped"].set_ylim(0)
-    axes["spread"].set_ylim(0)
-    axes["kl"].set_yscale("log")  # one spike would flatten the rest
+    plt.setp((axes["clipped"], axes["spread"]), ylim=(0, None))
+    axes["kl"].set(yscale="log", ylim=(1e-3, max(0.1, np.nanmax(log.approx_kl))))  # a spike flattens a line
+    axes["kl"].yaxis.set_major_formatter("{x:g}")
     axes["explained"].set(ylim=(-0.55, 1.05))
     for one in axes.values():
         one.xaxis.set_major_formatter("{x:,.0f}")

@@ -6,7 +6,7 @@ The formulas are those of grpo_llama3_1_8b_demo.py, under the same names (arXiv 
 
     python 5_GRPO_Maxtext/grpo_by_hand.py
 
-Change a constant and run it again. BETA=0 switches the KL off; with NUM_ITERATIONS=8 the clip kicks in.
+Change a constant and run it again: BETA=0 switches off the KL, NUM_ITERATIONS=1 the clip (see update 2).
 """
 
 import numpy as np

@@ -95,8 +95,8 @@ def agent_environment() -> plt.Figure:
 def actor_critic() -> plt.Figure:
     """Who tells whom what."""
     figure, axes = sheet(3.4)
-    box(axes, (0.85, 1.7), (1.6, 0.9), "environment\nthe pendulum", ORANGE)
-    box(axes, (4.3, 2.85), (1.9, 0.8), "actor\nwhich torque?", BLUE)
+    box(axes, (0.85, 1.7), (1.6, 0.9), "environment\nthe cart pole", ORANGE)
+    box(axes, (4.3, 2.85), (1.9, 0.8), "actor\nleft or right?", BLUE)
     box(axes, (4.3, 0.6), (1.9, 0.9), "critic\nhow much can we\nexpect from here?", GREEN)
     arrow(axes, (1.65, 1.95), (3.35, 2.7))
     arrow(axes, (1.65, 1.45), (3.35, 0.7))
@@ -170,7 +170,7 @@ def eight_answers(transcript: Path) -> plt.Figure:
     figure, (left, right) = panels(1, 2, 4.6, sharey=True)
     figure.suptitle(f"{group['question']}\n(right: {group['answer']})", fontsize=10.5)
     left.barh(rows, rewards, color=GREY, height=0.4)
-    left.axvline(rewards.mean(), color=ORANGE, lw=2)
+    left.vlines([rewards.mean()] * 8, rows - 0.2, rows + 0.38, color=ORANGE, lw=2)  # not across the answers
     left.text(rewards.mean() + 0.1, 7.45, f"mean {rewards.mean():.2f}", color=ORANGE, fontsize=10)
     left.set(title="reward, points", xlim=(0, 10), ylim=(7.6, -0.7), yticks=[])
     right.barh(rows, advantages, color=np.where(advantages > 0, GREEN, RED), height=0.4)

@@ -50,8 +50,8 @@ def test_the_step_by_hand_has_the_pages_loss_and_gradient(seed):
     np.testing.assert_allclose(gradient, slope, **CLOSE)
 
 
-@pytest.mark.parametrize("page", ["README.md", "README_ch.md"])
-def test_the_chapter_shows_what_the_step_by_hand_prints(page, capsys):
+@pytest.mark.parametrize("page", ["MEASUREMENTS.md", "MEASUREMENTS_ch.md"])
+def test_the_lab_book_shows_what_the_step_by_hand_prints(page, capsys):
     by_hand.main()
     assert f"```text\n{capsys.readouterr().out}```\n" in (settings.HERE / page).read_text()
 
