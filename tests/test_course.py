@@ -44,7 +44,7 @@ def test_the_maps_times_are_those_of_the_first_runs_and_their_sum_is_below_20_mi
 
 SVGS = sorted(ROOT.glob("[1-5]_*/assets/*.svg"))
 NAMES = re.compile(
-    r"[A-Z_]+=.*|&lt;.*|\w+(/\w+)*\.py|(mesh|data|model|top-k) \d.*|actor|agent|critic|Q\(.*|sigma, N m|"
+    r"[A-Z_]+=.*|&lt;.*|\w+(/\w+)*\.py|(mesh|data|model|top-k) \d.*|actor|agent|critic|Q\(.*|"
     r"(\d )?[A-Z][\w-]*(:|,? (DQN|MaxText|Orbax|0/1 reward|PPO))*|group_std, .*|Tom has .*"
 )
 
