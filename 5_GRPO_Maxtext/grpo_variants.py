@@ -87,7 +87,7 @@ def leave_one_out_advantage(samples):
 def maxrl_advantage(samples):
     """MaxRL (arXiv 2602.02710): A_i = (R_i - mean) / mean, for rewards that are never negative.
 
-    With 0/1 rewards it's an unbiased gradient of log p, expanded in pass@1..pass@(G - 1), where R - mean gives the
+    With 0/1 rewards it's an unbiased gradient of log p, up to its term pass@(G - 1), where R - mean gives the
     gradient of p. The fewer answers are right, the more each one counts. 0 if no answer is right.
     """
     rewards = samples.rewards  # [B, G]
