@@ -30,8 +30,8 @@ def start_jax(one_thread: bool = True) -> None:
     """Configures JAX before the first array is made. UserError if JAX_PLATFORMS names what isn't here.
 
     By default XLA splits even the smallest matrix product over all cores. With networks this small that costs
-    more than it saves, and in one thread a run is repeatable bit for bit. Wider vectors round differently, so we
-    ask for AVX2 at most. Even so, the last digits on an Intel and an AMD processor differ.
+    more than it saves, and in one thread a run is repeatable bit for bit. Wider vectors round differently, so
+    we ask for AVX2 at most. Even so, the last digits on an Intel and an AMD processor differ.
     """
     flags = ["--xla_cpu_multi_thread_eigen=false"] * one_thread
     flags += ["--xla_cpu_max_isa=AVX2"] * (platform.machine().lower() in ("x86_64", "amd64"))
