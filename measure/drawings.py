@@ -203,7 +203,7 @@ def token_credit(transcript: Path) -> plt.Figure:
     """Two answers of the group, token by token: where the push of the eight advantages falls."""
     group = json.loads(transcript.read_text())
     figure, axes = sheet(3.0)
-    say(axes, 0.1, 2.82, "Tokens that all eight answers share get no push", ha="left", weight="bold")
+    say(axes, 0.1, 2.82, "Tokens that all eight answers share get almost no push", ha="left", weight="bold")
     for y, row, name in ((1.85, 2, "the right answer: A = +1.65"), (0.55, 5, "a wrong answer: A = −1.08")):
         say(axes, 0.1, y + 0.48, name, ha="left")
         x = 0.1
