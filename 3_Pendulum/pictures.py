@@ -54,7 +54,7 @@ def draw_ppo_curve(path: Path, log: Any) -> plt.Figure:
     end = (log.sigma, "spread of the torque") if hasattr(log, "sigma") else (log.entropy, "entropy, nats")
     for name, values, color, title in (
         ("kl", np.maximum(log.approx_kl, 1e-3), ORANGE, "approximate KL, logarithmic"),
-        ("clipped", log.clip_fraction, BLUE, "share clipped"),
+        ("clipped", log.clip_fraction, BLUE, "share outside the range"),
         # It falls far where all returns agree: what is left of the variance is noise
         ("explained", np.maximum(log.explained_variance, -0.5), GREEN, "explained variance (≥ −0.5)"),
         ("spread", end[0], BLUE, end[1]),
