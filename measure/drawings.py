@@ -62,7 +62,7 @@ def course_map() -> plt.Figure:
          "a second network"),
         ("4 GRPO by hand", "a policy\n118,282 weights", "the mean of\neight guesses",
          "eight guesses\nper image"),
-        ("5 GRPO, MaxText", "a language model\n0.3 M to 8 billion", "the mean of\neight answers",
+        ("5 GRPO on a Llama", "a language model\n0.3 M to 8 billion", "the mean of\neight answers",
          "eight answers\nper question"),
     )  # fmt: skip
     columns = {"what is learned": (1.0, BLUE), "who says whether\nan action was good": (2.95, ORANGE),
@@ -74,7 +74,7 @@ def course_map() -> plt.Figure:
         say(axes, 0.05, y + 0.42, title, ha="left", weight="bold")
         for text, (x, colour) in zip(words, columns.values(), strict=True):
             box(axes, (x, y), (1.8, 0.52), text, colour)
-    say(axes, 3, -0.1, "last part: a mesh cuts the model over many chips", color=GREEN)
+    say(axes, 3, -0.1, "last part: a mesh splits the model across many chips", color=GREEN)
     return figure
 
 
