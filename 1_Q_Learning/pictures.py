@@ -39,10 +39,8 @@ def draw_learning_curve(path: Path, log: np.ndarray, errors: np.ndarray, best_re
                    textcoords="offset points", ha="right", color=ORANGE)  # fmt: skip
     falls = episodes[epsilon.argmin()]
     above.axvline(falls, color=GREY, linestyle=":")
-    above.text(falls, returns.min(), f" epsilon is down to {epsilon.min():.2g}", color=GREY)
-    above.set(title=f"return (mean of {episodes[0]:.0f} episodes)", xlabel="episode")
-    above.set_xticks(np.linspace(0, episodes[-1], 5))
-    above.xaxis.set_major_formatter("{x:,.0f}")
+    above.text(falls, returns.min(), f"epsilon is down to {epsilon.min():.2g} ", color=GREY, ha="right")
+    above.set(title=f"return (mean of {episodes[0]:.0f} episodes)", xscale="log")
     below.loglog(episodes, np.maximum(errors, FLOOR), color=BLUE)
     below.set(xlabel="episode, logarithmic", title="largest error of the table")
     figure.savefig(path, dpi=110)
