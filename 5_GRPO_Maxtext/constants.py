@@ -38,12 +38,12 @@ class Variants:
     OVERLONG_PENALTY: NonNegative = 1.0  # reward that an answer at the limit loses by OVERLONG_BUFFER
     ZERO_VARIANCE_GROUPS: Literal["keep", "skip", "refill"] = "keep"  # refill: ask other questions (DAPO)
     TARGET_KL: NonNegative = 0.0  # nats per token; BETA is steered to keep the KL here (0 = off)
-    TEMPERATURE_END: NonNegative = 0.0  # TEMPERATURE goes there in a straight line over all steps (0 = stays)
+    TEMPERATURE_END: NonNegative = 0.0  # final temperature, reached linearly over the run (0 = TEMPERATURE)
     ADVANTAGE_CLIP: NonNegative = 0.0  # largest absolute advantage (0 = off)
     LOGITS_CLIP: NonNegative = 0.0  # largest absolute logit; a clipped logit has no gradient (0 = off)
-    ENVIRONMENT: str = ""  # Python file with a class Environment, to act in by turns (empty = off)
+    ENVIRONMENT: str = ""  # Python file with a class Environment, for episodes of turns (empty = off)
     MAX_TURNS: Count = 12  # actions per episode of ENVIRONMENT; longer ones are cut off
-    GAMMA: Share = 1.0  # discount of the environment's rewards per turn; below 1 a short way is worth more
+    GAMMA: Share = 1.0  # discount of the environment's rewards per turn; below 1, shorter episodes earn more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class Extras:
     BAD_ROWS: Literal["refuse", "skip"] = "refuse"  # rows that cannot be used stop the run, or are left out
     DRY_RUN: bool = False  # True: check everything that can be checked, say what would happen, and stop
     TOP_P: Share = 1.0  # (1 = off); below 1 the model trains on another distribution than it samples from
-    TOP_K: int = -1  # (-1 = off); a cut, as by TOP_P, that training does not know of
+    TOP_K: int = -1  # (-1 = off); like TOP_P, it cuts what's sampled, but not what's trained
     MAX_NONFINITE_UPDATES: CountOrOff = 0  # updates in a row that may be NaN, skipped; one more stops
     LOG_ANSWERS_EVERY: CountOrOff = 10  # steps between those whose every answer is kept (0 = none)
     SAVE_INTERVAL_STEPS: Count = pair(laptop=50, tpu=20)  # steps between checkpoints
@@ -74,7 +74,7 @@ class Arrays:
 class Machine(Arrays):
     """Devices, sharding, memory. The tpu column is for a TPU with vLLM; run/machine.py adapts it to a GPU."""
 
-    MACHINE: str = ""  # t4, h100, 8xh100, v6e-8, ...: what DRY_RUN=True plans for (empty = what is here)
+    MACHINE: str = ""  # t4, h100, 8xh100, v6e-8, ...: what DRY_RUN=True plans for (empty = this one)
     ROLLOUT_ENGINE: Literal["maxtext", "vllm"] = pair(laptop="maxtext", tpu="vllm")  # who generates
     REMAT_POLICY: Literal[
         "none", "full", "minimal", "minimal_with_context", "save_qkv_proj", "save_out_proj"
@@ -88,7 +88,7 @@ class Machine(Arrays):
     TRAINER_TENSOR_PARALLEL: Count = 1  # chips that share a matrix product; the rest split weights (FSDP)
     SAMPLER_DATA_PARALLEL: Count = 1  # copies of the model in vLLM; the chips of a copy share its products
     DISTRIBUTED: bool = False  # True: this command runs on several hosts as one (jax.distributed)
-    HBM_UTILIZATION_VLLM: Share = 0.5  # share of a sampler chip's memory, what is already there included
+    HBM_UTILIZATION_VLLM: Share = 0.5  # share of a sampler chip's memory, counting what's in use
     LORA_TARGETS: str = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"  # weights that get A and B
     CHECKPOINT_DIR: str = ""  # folder or gs://bucket/folder (needs gcsfs) for checkpoints (empty = RUN_DIR)
     PROFILE_DIR: str = ""  # folder for a profiler trace of one step, for TensorBoard (empty = off)

@@ -11,8 +11,7 @@ the mean over all answers to its BATCH_SIZE questions:
     A_i = (R_i - mean(R_1..R_G)) / std(R_1..R_G)        ratio_it = pi(o_it | q, o_i<t) / pi_old(...)
 
 What GRPO leaves out: a critic (the group's mean reward is the baseline), a reward model (rewards are
-functions in reward_func.py), a replay buffer (an answer is used NUM_ITERATIONS times, then thrown away), and
-a loss on the prompt (only the answer is trained).
+functions in reward_func.py), and a replay buffer (an answer is used NUM_ITERATIONS times, then thrown away).
 
 This page is plain GRPO, complete. Read it from top to bottom; you only need to know these names:
 
@@ -83,13 +82,13 @@ class Constants(Variants, Extras, Machine):
     MAX_GRAD_NORM: NonNegative = 1.0  # gradient clip; lower it if the KL runs away (0 = off)
     B1: BelowOne = 0.9  # decay of Adam's mean of the gradient; larger remembers longer
     B2: BelowOne = 0.99  # decay of Adam's mean of its square
-    WEIGHT_DECAY: NonNegative = 0.1  # AdamW's pull to zero, times the learning rate (0 = off)
-    LORA_RANK: CountOrOff = pair(laptop=0, tpu=32)  # r of A [in, r], B [r, out] per weight (0 = train all)
+    WEIGHT_DECAY: NonNegative = 0.1  # decoupled weight decay, times the learning rate (0 = off)
+    LORA_RANK: CountOrOff = pair(laptop=0, tpu=32)  # rank r of A [in, r], B [r, out] (0 = train all weights)
     LORA_ALPHA: Positive = pair(laptop=16.0, tpu=32.0)  # A B is added times LORA_ALPHA / LORA_RANK
     TRAIN_MICRO_BATCH_SIZE: CountOrOff = pair(laptop=0, tpu=2)  # questions per gradient pass (0 = all)
     # --- evaluation
     NUM_TEST_QUESTIONS: Count = pair(laptop=512, tpu=1_319)  # test questions, from the top of the test set
-    EVAL_CONFIG: Literal["greedy", "standard", "liberal"] = "standard"  # how test answers are sampled
+    EVAL_CONFIG: Literal["greedy", "standard", "liberal"] = "standard"  # of test answers: model/rollout.py
     EVAL_EVERY: CountOrOff = pair(laptop=25, tpu=20)  # steps between evaluations during training (0 = none)
     EVAL_QUESTIONS: Count = pair(laptop=128, tpu=512)  # held out for it; not trained on, not in the test
 
@@ -105,7 +104,7 @@ import optax
 
 import grpo_variants as variants
 import reward_func
-from model.llm import Llm, Model, Pi, sum_of_passes
+from model.llm import Llm, Model, Pi, accumulate_gradients
 from model.log_probs import token_metrics
 from run import dry_run, evaluation, report, start
 from run.training import TrainingRun
@@ -121,8 +120,8 @@ def rollouts(c: Constants, llm: Llm, task: Task, run: TrainingRun) -> Iterator[t
     Yields:
         The step, counted from 0, and its samples: arrays [B, G, ...].
     """
-    for step in range(run.start, c.NUM_BATCHES):
-        questions = task.repeated(task.batches[step])  # columns by name, str [B * G]
+    for step in range(run.first_step, c.NUM_BATCHES):
+        questions = task.repeat(task.batches[step])  # columns by name, str [B * G]
         answers = llm.generate(questions, step)  # the random key follows from SEED and the step
         yield step, task.grade(questions, answers)
 
@@ -137,7 +136,7 @@ def group_advantage(samples: Samples) -> np.ndarray:
     """
     rewards = samples.rewards  # [B, G], the sum over the reward functions
     mean = rewards.mean(axis=1, keepdims=True)  # [B, 1]: the baseline, where PPO has a critic
-    std = rewards.std(axis=1, ddof=1, keepdims=True)  # [B, 1]
+    std = rewards.std(axis=1, ddof=1, keepdims=True)  # [B, 1]; ddof=1 as in TRL and Tunix
     return (rewards - mean) / (std + 1e-6)  # 1e-6: equal rewards would give 0 / 0
 
 
@@ -160,7 +159,7 @@ class Batch(NamedTuple):
     """The input of the loss: N = B * G answers, float32 [N, T] unless noted.
 
     `to_batch` builds it from arrays [B, G, ...]; `update` gets all gradient passes of a step,
-    [passes, N / passes, ...], and `loss` one of them. T is the length of the longest answer.
+    [passes, N / passes, ...], and `loss` one of them. T is TOTAL_GENERATION_STEPS, on one CPU often less.
     """
 
     prompt_ids: jax.Array  # int32 [N, P], left-padded
@@ -168,8 +167,8 @@ class Batch(NamedTuple):
     mask: jax.Array  # bool [N, T]: the tokens to train, up to and with end-of-sequence
     weight: jax.Array  # of each token in J
     advantage: jax.Array  # [N, 1]: all tokens of an answer share it; [N, T] with ADVANTAGE=turn
-    beta: jax.Array  # [N, 1], weight of the KL
-    sampler_log_prob: jax.Array  # under the distribution the tokens were sampled from
+    beta: jax.Array  # [N, 1], weight of the KL; an array, so TARGET_KL can change it without a recompile
+    sampler_log_prob: jax.Array  # under the sampler's distribution; for SAMPLER_CORRECTION and the log
     ref_log_prob: jax.Array | None = None  # under the starting model; None without KL
     old_log_prob: jax.Array | None = None  # under pi_old; None if each answer is used once
 
@@ -220,6 +219,7 @@ def loss(params, model: Model, batch: Batch, use: variants.Method) -> tuple[jax.
     return -J, token_metrics(batch, kl=kl, clip_fraction=clipped, entropy=pi.entropy)
 
 
+# Donated: the new params and opt_state take the old ones' memory. `llm` has no params until `llm.load`.
 @functools.partial(jax.jit, static_argnames=("use", "optimizer"), donate_argnames=("params", "opt_state"))
 def update(params, opt_state, model: Model, batch: Batch, use: variants.Method, optimizer):
     """One optimizer update with the gradient summed over a step's passes.
@@ -227,28 +227,28 @@ def update(params, opt_state, model: Model, batch: Batch, use: variants.Method, 
     Returns:
         The new params and opt_state; the metrics: loss, grad_norm, and those of the passes.
     """
-    one_pass = jax.value_and_grad(loss, has_aux=True)
-    (value, metrics), gradient = sum_of_passes(one_pass, params, model, batch, use)  # gradient accumulation
-    changes, opt_state = optimizer.update(gradient, opt_state, params)
-    metrics |= {"loss": value, "grad_norm": optax.global_norm(gradient)}
-    return optax.apply_updates(params, changes), opt_state, metrics
+    grad_fn = jax.value_and_grad(loss, has_aux=True)
+    (value, metrics), grads = accumulate_gradients(grad_fn, params, model, batch, use)
+    updates, opt_state = optimizer.update(grads, opt_state, params)
+    metrics |= {"loss": value, "grad_norm": optax.tree.norm(grads)}
+    return optax.apply_updates(params, updates), opt_state, metrics
 
 
 def make_optimizer(c: Constants) -> optax.GradientTransformation:
     """AdamW with gradient-norm clipping; skips updates that aren't finite."""
-    updates = c.NUM_BATCHES * c.NUM_ITERATIONS
+    num_updates = c.NUM_BATCHES * c.NUM_ITERATIONS
     learning_rate = optax.warmup_cosine_decay_schedule(
         init_value=0.0,
         peak_value=c.LEARNING_RATE,
-        warmup_steps=int(c.WARMUP_FRACTION * updates),
-        decay_steps=updates,
+        warmup_steps=int(c.WARMUP_FRACTION * num_updates),
+        decay_steps=num_updates,
     )
     optimizer = optax.adamw(learning_rate, b1=c.B1, b2=c.B2, weight_decay=c.WEIGHT_DECAY)
     if c.MAX_GRAD_NORM:
         optimizer = optax.chain(optax.clip_by_global_norm(c.MAX_GRAD_NORM), optimizer)
     # Otherwise one NaN would spread to every weight and into the next checkpoint. optax skips without a
     # limit here; `run.check_finite` stops the run.
-    return optax.apply_if_finite(optimizer, max_consecutive_errors=updates)
+    return optax.apply_if_finite(optimizer, max_consecutive_errors=num_updates)
 
 
 # %% Training -----------------------------------------------------------------------------------------------
@@ -263,10 +263,10 @@ def to_batch(llm: Llm, samples: Samples, beta: float, use: variants.Method) -> B
         beta=np.full(samples.rewards.shape, beta),  # [B, G]
         sampler_log_prob=samples.answers.sampler_log_prob,  # [B, G, T]
     )
-    return llm.place(batch)  # [passes, N / passes, ...]
+    return llm.place(batch)  # NumPy [B, G, ...] to jax [passes, N / passes, ...]
 
 
-TABLES = {  # by constant: this page's function comes first and is the default
+TABLES = {  # by constant, in the order of `Method`'s fields; this page's function is the default
     "ROLLOUTS": {"fresh": rollouts} | variants.ROLLOUTS,
     "ADVANTAGE": {"group": group_advantage} | variants.ADVANTAGES,
     "LOSS_AGG_MODE": {"seq-mean-token-mean": mean_of_answers} | variants.WEIGHTS,
@@ -279,7 +279,7 @@ def train(c: Constants, llm: Llm, task: Task, run: TrainingRun) -> list[dict[str
     """The loop: GRPO from the step of the newest checkpoint to the last one.
 
     Returns:
-        One row of metrics per step, from its last update, as in `train_log.csv`.
+        One row of metrics per step, from its last update, as in `train_log.csv`; for tests and notebooks.
 
     Raises:
         KeyboardInterrupt: stopped by the user; a checkpoint is saved.
@@ -287,7 +287,7 @@ def train(c: Constants, llm: Llm, task: Task, run: TrainingRun) -> list[dict[str
     """
     use, optimizer = variants.choose(c, TABLES), make_optimizer(c)
     params, opt_state = run.restore(optimizer)
-    for step, samples in run.steps(use.rollouts(c, llm, task, run)):
+    for step, samples in run.steps(use.rollouts(c, llm, task, run)):  # times them, and handles Ctrl-C
         batch = to_batch(llm, samples, run.beta, use)
         if c.BETA:  # else there's no reference model
             batch = batch._replace(ref_log_prob=llm.reference_log_probs(batch))
@@ -297,22 +297,22 @@ def train(c: Constants, llm: Llm, task: Task, run: TrainingRun) -> list[dict[str
             params, opt_state, metrics = update(params, opt_state, llm.model, batch, use, optimizer)
             run.check_finite(step, metrics)
         llm.load(params)  # the next answers come from the new weights
-        run.after(step, samples, batch, params, opt_state, metrics)  # log, held-out questions, checkpoint
+        run.finish_step(step, samples, batch, params, opt_state, metrics)  # log, evaluation, checkpoint
     return run.log
 
 
 # %% Evaluation, main ---------------------------------------------------------------------------------------
-def evaluate(c: Constants, llm: Llm, task: Task, questions: Sequence[dict[str, str]]) -> dict[str, Any]:
+def evaluate(c: Constants, llm: Llm, task: Task, rows: Sequence[dict[str, str]]) -> dict[str, Any]:
     """Asks every question once greedily and once as EVAL_CONFIG says, and grades the answers.
 
     Returns:
         Shares of right answers and each answer, as in `evaluation.grade`; the greedy ones as `greedy_...`.
     """
     results = {
-        name: evaluation.grade(task.grader, questions, llm.answer(questions, name))
-        for name in dict.fromkeys(("greedy", c.EVAL_CONFIG))
+        name: evaluation.grade(task.grader, rows, llm.answer(rows, name))
+        for name in dict.fromkeys(("greedy", c.EVAL_CONFIG))  # once if EVAL_CONFIG is greedy
     }
-    return evaluation.together(results[c.EVAL_CONFIG], results["greedy"], questions)
+    return evaluation.together(results[c.EVAL_CONFIG], results["greedy"], rows)
 
 
 def main(arguments: list[str]) -> None:
@@ -320,7 +320,7 @@ def main(arguments: list[str]) -> None:
     c = settings.read(Constants, arguments)
     if c.DRY_RUN:
         return dry_run.dry_run(c, arguments, reward_func, TABLES)
-    with start.opened(c, arguments, reward_func, TABLES) as (c, llm, task, folder):
+    with start.open_run(c, arguments, reward_func, TABLES) as (c, llm, task, folder):
         folder.once("before", lambda: evaluate(c, llm, task, task.test))  # not again by a resumed run
         with TrainingRun(c, llm, task, folder, evaluate) as run:
             train(c, llm, task, run)

@@ -8,7 +8,6 @@ all of them (a sampler correction, an entropy bonus, filters) wrap the function 
 import functools
 import math
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -17,9 +16,9 @@ import numpy as np
 
 from settings import UserError, find_path
 from task.questions import mixed_batches
-from task.run_grader import load_file, place_of
+from task.run_grader import load_file
 
-MAX_LOG_RATIO = 20.0  # per token: ratios stay below exp(20) = 5e8
+MAX_LOG_RATIO = 20.0  # per token, as on the page: ratios stay below exp(20) = 5e8
 MAX_LOG_SEQUENCE_RATIO = 10.0  # per answer: GSPO's mean over the tokens, or their sum
 CANDIDATES = 2  # `curriculum` picks from CANDIDATES * BATCH_SIZE questions
 MAX_REFILLS = 4  # batches of replacement questions per step; each costs a step's generation
@@ -27,9 +26,9 @@ REFILL_SEED = 1_000_003  # added to SEED, so replacement questions come in a dif
 
 
 # %% ROLLOUTS: generators of (step, Samples) -----------------------------------------------------------------
-def sample(c, llm, task, questions, step):
+def sample(llm, task, questions, step):
     """G answers to each of these questions (columns [B]), graded: `Samples` [B, G, ...]."""
-    repeated = task.repeated(questions)
+    repeated = task.repeat(questions)
     return task.grade(repeated, llm.generate(repeated, step))
 
 
@@ -40,12 +39,12 @@ def one_step_ahead(c, llm, task, run):
     run no longer has the weights they came from.
     """
     ahead = llm.ahead(run.carried.get("ahead"))
-    run.carried["ahead"] = ahead.to_json
-    for step in range(run.start, c.NUM_BATCHES):
-        questions = task.repeated(task.batches[step])
+    run.carried["ahead"] = ahead.to_json  # called when a checkpoint is saved
+    for step in range(run.first_step, c.NUM_BATCHES):
+        questions = task.repeat(task.batches[step])
         answers = ahead.take(questions, step)
-        if step + 1 < c.NUM_BATCHES:
-            ahead.begin(task.repeated(task.batches[step + 1]), step)
+        if step + 1 < c.NUM_BATCHES:  # `step` sets the temperature that the update below trains with, too
+            ahead.begin(task.repeat(task.batches[step + 1]), step)
         yield step, task.grade(questions, answers)
 
 
@@ -57,13 +56,13 @@ def curriculum(c, llm, task, run):
     """
     rates = run.carried.setdefault("pass_rates", {})  # by question
     candidates = mixed_batches(task.train, c.SEED, c.BATCH_SIZE * CANDIDATES)
-    for step in range(run.start, c.NUM_BATCHES):
+    for step in range(run.first_step, c.NUM_BATCHES):
         questions = candidates[step]  # columns, str [CANDIDATES * B]
         distance = [abs(rates.get(question, 0.5) - 0.5) for question in questions["question"].tolist()]
         closest = np.sort(np.argsort(distance, kind="stable")[: c.BATCH_SIZE])
-        samples = sample(c, llm, task, {name: column[closest] for name, column in questions.items()}, step)
+        samples = sample(llm, task, {name: column[closest] for name, column in questions.items()}, step)
         asked = samples.questions["question"][:, 0].tolist()  # [B]
-        rates |= zip(asked, task.right(samples).mean(axis=1).tolist(), strict=True)
+        rates.update(zip(asked, task.right(samples).mean(axis=1).tolist(), strict=True))
         yield step, samples
 
 
@@ -125,8 +124,8 @@ def turn_advantage(samples):
     """
     centered, reached = centered_turns(samples)  # [B, G, K]
     means = reached.any(axis=1).sum(axis=1)  # [B], one for each turn that an answer reached
-    degrees = reached.sum(axis=(1, 2)) - means  # [B]
-    std = np.sqrt((centered**2).sum(axis=(1, 2)) / degrees.clip(1))  # [B]
+    dof = reached.sum(axis=(1, 2)) - means  # [B]
+    std = np.sqrt((centered**2).sum(axis=(1, 2)) / dof.clip(1))  # [B]
     return per_token(centered / (std[:, None, None] + 1e-6), samples.answers.turn)
 
 
@@ -141,9 +140,11 @@ def centered_turns(samples):
     to_go = np.full((*episodes.shape, samples.answers.turn.max() + 1), np.nan)  # [B, G, K]
     for place, episode in np.ndenumerate(episodes):
         to_go[place][: len(episode.to_go)] = episode.to_go
-    world = samples.reward_parts.get("episode_return", 0.0 * samples.rewards)  # other rewards come at the end
-    to_go = to_go * ("episode_return" in samples.reward_parts) + (samples.rewards - world)[..., None]
     reached = ~np.isnan(to_go)
+    if "episode_return" in samples.reward_parts:  # other rewards come at the end of the episode
+        to_go = to_go + (samples.rewards - samples.reward_parts["episode_return"])[..., None]
+    else:  # the environment's own rewards don't count
+        to_go = np.where(reached, samples.rewards[..., None], np.nan)
     mean = np.nansum(to_go, axis=1, keepdims=True) / reached.sum(axis=1, keepdims=True).clip(1)  # [B, 1, K]
     return np.where(reached, to_go - mean, 0.0), reached
 
@@ -202,8 +203,8 @@ def gspo_objective(pi, batch, c):
     """
     tokens = batch.mask.sum(axis=1, keepdims=True).clip(1)  # [N, 1]
     mean = ((pi.log_prob - batch.old_log_prob) * batch.mask).sum(axis=1, keepdims=True) / tokens  # [N, 1]
-    own_gradient = pi.log_prob - jax.lax.stop_gradient(pi.log_prob)  # 0, but with log_prob's gradient
-    ratio = jnp.exp(jnp.clip(own_gradient + jax.lax.stop_gradient(mean), max=MAX_LOG_SEQUENCE_RATIO))
+    straight_through = pi.log_prob - jax.lax.stop_gradient(pi.log_prob)  # 0, with log_prob's gradient
+    ratio = jnp.exp(jnp.clip(straight_through + jax.lax.stop_gradient(mean), max=MAX_LOG_SEQUENCE_RATIO))
     clipped = jnp.clip(ratio, 1 - c.EPSILON, 1 + (c.EPSILON_HIGH or c.EPSILON))
     objective = jnp.minimum(ratio * batch.advantage, clipped * batch.advantage)
     return objective, clipped * batch.advantage < ratio * batch.advantage
@@ -308,14 +309,14 @@ def refilled(samples, signal, others, c, llm, task, step):
     for i in range(step * MAX_REFILLS, (step + 1) * MAX_REFILLS):
         if signal(samples).sum() >= c.BATCH_SIZE:
             break
-        samples = samples.joined(sample(c, llm, task, others[i], step))
+        samples = samples.joined(sample(llm, task, others[i], step))
     first = np.argsort(~signal(samples), kind="stable")[: c.BATCH_SIZE]
     return samples.groups(first)._replace(sampled=samples)
 
 
 def extended_objective(objective, pi, batch, c):
-    """SAMPLER_CORRECTION weights the objective by pi_old / pi_sampler (trainer over sampler). ENTROPY_COEF
-    adds ENTROPY_COEF * entropy (Mnih et al., arXiv 1602.01783, section 4).
+    """Weights an objective by pi_old / pi_sampler (SAMPLER_CORRECTION), and adds ENTROPY_COEF * entropy
+    (Mnih et al., arXiv 1602.01783, section 4).
     """
     value, clipped = objective(pi, batch, c)
     if c.SAMPLER_CORRECTION:
@@ -373,9 +374,6 @@ class Method(NamedTuple):
     c: Any = None
 
 
-FUNCTIONS = Method._fields[:-1]
-
-
 def choose(c, tables: dict[str, dict[str, Callable]]) -> Method:
     """The functions the constants select; METHOD's file overrides the tables."""
     picked = (table[getattr(c, constant)] for constant, table in tables.items())
@@ -395,46 +393,8 @@ def own_functions(method: str) -> dict[str, Callable[..., Any]]:
     """The functions of METHOD's file that are named after a field of `Method`; UserError if there is none."""
     if not method:
         return {}
-    module = load_file(find_path(method).resolve(), "METHOD")
-    found = {name: getattr(module, name) for name in FUNCTIONS if callable(getattr(module, name, None))}
+    module, names = load_file(find_path(method).resolve(), "METHOD"), Method._fields[:-1]  # without c
+    found = {name: getattr(module, name) for name in names if callable(getattr(module, name, None))}
     if not found:
-        raise UserError(f"METHOD={method}: defines none of {', '.join(FUNCTIONS)}; name a function so")
+        raise UserError(f"METHOD={method}: defines none of {', '.join(names)}; name a function so")
     return found
-
-
-def check_method(c, tables) -> None:
-    """Tries METHOD's functions on two small groups, one with equal rewards. Refuses a function that raises,
-    returns a NaN, or a shape other than the page's own. `rollouts` is first tried in the first step.
-    """
-    mask = np.arange(3) < np.array([[[3], [2], [1], [3]]] * 2)  # [B, G, T]: answers of 3, 2, 1 and 3 tokens
-    log_prob = np.linspace(-2.0, -0.1, mask.size, dtype=np.float32).reshape(8, 3)  # [N, T]
-    rewards = np.array([[0.0, 1, 1, 3], [0, 0, 0, 0]])
-    samples = SimpleNamespace(rewards=rewards, reward_parts={"reward": rewards}, mask=mask)
-    batch = SimpleNamespace(
-        completion_ids=np.ones((8, 3), np.int32), mask=mask.reshape(8, 3), weight=mask.reshape(8, 3) / 18,
-        advantage=np.linspace(-1, 1, 8)[:, None], beta=np.full((8, 1), c.BETA),
-        sampler_log_prob=log_prob, ref_log_prob=log_prob[::-1], old_log_prob=log_prob[::-1],
-    )  # fmt: skip
-    calls = {  # traced as in the loss, where NumPy can't be used
-        "advantage": lambda use: use.advantage(samples),
-        "weights": lambda use: use.weights(mask),
-        "objective": lambda use: jax.jit(
-            lambda x: use.objective(SimpleNamespace(log_prob=x, entropy=-x), batch, c)
-        )(log_prob),
-        "kl": lambda use: jax.jit(use.kl)(log_prob[::-1] - log_prob),
-    }
-    plain, own = Method(*(next(iter(table.values())) for table in tables.values())), own_functions(c.METHOD)
-    for name in own.keys() & calls.keys():
-        try:
-            given, expected = (calls[name](use) for use in (plain._replace(**own), plain))
-            shapes, wanted = (jax.tree.map(np.shape, x) for x in (given, expected))
-            finite = all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(given))
-        except (Exception, SystemExit) as error:
-            reason = (str(error).splitlines() or [""])[0][:200]
-            fault = f" raised {type(error).__name__}: {reason}; fix it{place_of(error)}"
-        else:
-            if shapes == wanted and finite:
-                continue
-            nan = "NaN or infinity (a group of equal rewards? a 0 / 0?)"
-            fault = f" returned {nan if shapes == wanted else f'the shape {shapes}, not {wanted}'}; fix it"
-        raise UserError(f"METHOD={c.METHOD}: {name}{fault}")

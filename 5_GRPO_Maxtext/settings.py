@@ -48,7 +48,7 @@ Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, pydantic.Field(gt=0, le=1)]
 BelowOne = Annotated[float, pydantic.Field(ge=0, lt=1)]
-Seed = Annotated[int, pydantic.Field(ge=0, le=4_000_000_000)]  # numpy's end at 2^32, some add 1,000,003
+Seed = Annotated[int, pydantic.Field(ge=0, le=4_000_000_000)]  # NumPy's end at 2^32, and REFILL_SEED is added
 
 
 class UserError(Exception):
@@ -88,7 +88,7 @@ def is_small(model: str) -> bool:
     try:
         return int(json.loads(config_path(model).read_text())["hidden_size"]) < SMALL_HIDDEN_SIZE
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False  # missing or unreadable: `start.opened` gets it, and reads the constants again
+        return False  # missing or unreadable: `start.open_run` gets it, and reads the constants again
 
 
 def defaults(kind: type, column: str) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def help_text(kind: type) -> str:
     return "\n\n".join(texts)
 
 
-# %% Of every script ----------------------------------------------------------------------------------------
+# %% For every script ----------------------------------------------------------------------------------------
 def reachable(url: str) -> bool:
     """Whether a server answers."""
     import huggingface_hub

@@ -74,7 +74,7 @@ def train(arguments: list[str], batches: list) -> tuple[Any, Llm, list[dict[str,
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         arguments = [*arguments, f"RUN_DIR={folder}/run", *quiet]
         c = settings.read(demo.Constants, arguments)
-        c, llm, task, run = stack.enter_context(start.opened(c, arguments, demo.reward_func, demo.TABLES))
+        c, llm, task, run = stack.enter_context(start.open_run(c, arguments, demo.reward_func, demo.TABLES))
         training = stack.enter_context(TrainingRun(c, llm, task, run, demo.evaluate))
         for part, (owner, name) in PARTS.items():
             stack.enter_context(patched(owner, name, timed(part, getattr(owner, name))))

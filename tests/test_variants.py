@@ -13,6 +13,7 @@ import grpo_llama3_1_8b_demo as demo
 import grpo_variants as variants
 import settings
 from model.llm import Answers
+from run.check_method import check_method
 from task.questions import mixed_batches
 from task.task import Samples, Task
 
@@ -82,7 +83,7 @@ def rollouts(c, rewards_of, rights_of=None, steps=1, train=40, carried=None, sta
 
     class Given:
         num_generations, batches = 2, mixed_batches(rows, c.SEED, c.BATCH_SIZE)
-        repeated = Task.repeated
+        repeat = Task.repeat
         train = rows
 
         def grade(self, questions, answers):
@@ -95,7 +96,7 @@ def rollouts(c, rewards_of, rights_of=None, steps=1, train=40, carried=None, sta
         def right(self, samples):
             return np.array([rights_of(question) for question in samples.questions["question"][:, 0]])
 
-    run = SimpleNamespace(start=start, carried={} if carried is None else carried)
+    run = SimpleNamespace(first_step=start, carried={} if carried is None else carried)
     use = variants.choose(c, demo.TABLES)
     found = itertools.islice(use.rollouts(c, Echo(), Given(), run), steps)
     return [samples for _, samples in found], asked
@@ -171,7 +172,7 @@ def test_a_readers_function_takes_the_place_of_the_pages(tmp_path):
     example = (settings.HERE / "examples" / "my_method.py").read_text()
     own.write_text(example + "\n\ndef weights(mask):\n    return mask * 2.0\n")
     c = constants_of(f"METHOD={own}", "ADVANTAGE=rloo")
-    variants.check_method(c, demo.TABLES)
+    check_method(c, demo.TABLES)
     use = variants.choose(c, demo.TABLES)
     assert use.kl is demo.k3 and use.rollouts is demo.rollouts
     assert use.weights(np.ones(3)).tolist() == [2, 2, 2]
@@ -184,7 +185,7 @@ WRONG_METHODS = {
     "def advantage(samples): return samples.rewards.ravel()": "shape (8,)",
     "def advantage(rewards, G): return rewards": "TypeError",
     "def advantage(samples): return samples.rewards / 0": "NaN or infinity",
-    "def kl(x): raise ValueError('no\\nidea')": "kl raised ValueError: no; fix it",
+    "def kl(x): raise ValueError('no\\nidea')": "kl raised ValueError: no idea; fix it",
     "def objective(pi, batch, c): return pi.log_prob * batch.advantage": "objective returned",
     "def kl(x):\n    if x > 0:\n        return x": "truth value",
     "advantage = 1 / 0": "ZeroDivisionError",
@@ -197,7 +198,7 @@ def test_a_function_that_cannot_work_gets_one_line(text, tmp_path):
     own = tmp_path / "own.py"
     own.write_text(text)
     with pytest.raises(settings.UserError) as error:
-        variants.check_method(constants_of(f"METHOD={own}"), demo.TABLES)
+        check_method(constants_of(f"METHOD={own}"), demo.TABLES)
     line = str(error.value)
     assert line.startswith(f"METHOD={own}: ") and "\n" not in line and WRONG_METHODS[text] in line, line
 
@@ -206,7 +207,6 @@ def test_the_kl_controller_by_hand():
     """Ziegler et al. 2019, section 2.2, with KL target 0.1: errors clipped to 0.2, -0.2, and 0.1 as it is."""
     beta = 0.5
     for kl, factor in ((0.5, 1.02), (0.001, 0.98), (0.11, 1.01), (float("nan"), 1), (0.1, 1)):
-        after = variants.adaptive_beta(beta, 0.1, kl)
-        np.testing.assert_allclose(after, beta * factor, rtol=1e-12)
-        beta = after
+        before, beta = beta, variants.adaptive_beta(beta, 0.1, kl)
+        np.testing.assert_allclose(beta, before * factor, rtol=1e-12)
     assert variants.adaptive_beta(0.5, 0.0, 9.0) == 0.5  # no target

@@ -31,7 +31,7 @@ from test_vllm_path import GOLDEN, LLAMA_8B, constants_of, on_the_grid
 import grpo_llama3_1_8b_demo as demo
 import reward_func
 import settings
-from model import llama, lora
+from model import devices, llama, lora
 from model.load import load_llm
 from model.log_probs import log_probs
 from model.rollout import MaxTextRollout, right_padded, sampling
@@ -115,7 +115,7 @@ def test_log_probs_of_a_cut_distribution_are_renormalised(trained):
     sample = rollout.generate([row["prompts"] for row in trained.rows], config)
     forward = nnx.jit(functools.partial(log_probs, pad_id=rollout.pad_id()))
     tokens = right_padded(sample.tokens, trained.c.TOTAL_GENERATION_STEPS, rollout.pad_id(), np.int32)
-    with trained.llm.model.on_mesh():
+    with devices.on_mesh(trained.llm.mesh, trained.llm.model.axis_rules):
         _, logits = forward(trained.llm.actor, sample.left_padded_prompt_tokens, tokens, temperature=2.0)
     for row, tokens, log_prob in zip(np.asarray(logits), sample.tokens, sample.logprobs, strict=True):
         chosen = row[np.arange(len(tokens)), tokens]

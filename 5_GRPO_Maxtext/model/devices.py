@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax.linen import partitioning as nn_partitioning
 from jax.experimental import multihost_utils
 
 import settings
@@ -45,6 +46,13 @@ def check_gpu() -> None:
         raise UserError(f"JAX_PLATFORMS={platforms}: {reason}; unset it to use the CPU") from None
     if gpu and not packages and backend == "cpu":
         print("devices  the NVIDIA GPU here is not used: these packages are the CPU's; see `make demo-cuda`")
+
+
+@contextlib.contextmanager
+def on_mesh(mesh: jax.sharding.Mesh, axis_rules) -> Iterator[None]:
+    """Makes jax use the mesh and MaxText's axis rules inside the block."""
+    with mesh, nn_partitioning.axis_rules(axis_rules):
+        yield
 
 
 def attached() -> Machine:
@@ -157,7 +165,7 @@ def whole(array: Any) -> np.ndarray:
 
 # %% Trainer and sampler ------------------------------------------------------------------------------------
 def plan_devices(c, hf, devices: list) -> tuple[list, jax.sharding.Mesh | None]:
-    """The devices of actor and reference, and vLLM's mesh ("data", "model"), None with rollout.py.
+    """The trainer's devices, and vLLM's mesh with the axes ("data", "model"), or None if MaxText generates.
 
     With vLLM the first TRAINER_DEVICES_FRACTION train and the last SAMPLER_DEVICES_FRACTION generate. All
     devices do both with rollout.py (it decodes with the trainer's own weights), on a single device, or if

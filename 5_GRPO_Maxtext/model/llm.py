@@ -3,10 +3,9 @@
 The main script uses an `Llm`, and a `Model` in its loss. Its sampler is a Tunix rollout engine.
 """
 
-import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
 
@@ -15,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from flax.linen import partitioning as nn_partitioning
 from tqdm import tqdm
 from tunix.rl.rollout.base_rollout import BaseRollout, RolloutConfig, RolloutOutput
 
@@ -68,7 +66,7 @@ class Model:
 
     def __call__(self, params, batch) -> Pi:
         """Log-prob and entropy of each token of a gradient pass."""
-        with self.on_mesh():
+        with devices.on_mesh(self.mesh, self.axis_rules):
             model = nnx.merge(self.graphdef, params, self.frozen, copy=True)
             log_prob, logits = log_probs(
                 model, batch.prompt_ids, batch.completion_ids, pad_id=self.pad_id,
@@ -77,27 +75,21 @@ class Model:
             )  # [N, T], [N, T, V]  # fmt: skip
             return Pi(log_prob, entropy_of(logits))
 
-    @contextlib.contextmanager
-    def on_mesh(self) -> Iterator[None]:
-        """Makes jax use the trainer's mesh and axis rules inside the block."""
-        with self.mesh, nn_partitioning.axis_rules(self.axis_rules):
-            yield
 
+def accumulate_gradients(grad_fn, params, model: Model, batch, use):
+    """Applies `grad_fn`, a value-and-gradient function of these arguments, to each gradient pass of a batch.
 
-def sum_of_passes(one_pass, params, model: Model, batch, use):
-    """Applies `one_pass`, a value-and-gradient function of these arguments, to each gradient pass of a batch.
-
-    Sums loss and gradient, and stacks the metrics of the passes.
+    Sums loss and gradients, and stacks the metrics of the passes.
     """
 
     def add_pass(total, batch):
-        values, gradient = one_pass(params, model, batch, use)
-        return jax.tree.map(jnp.add, total, gradient), values
+        values, grads = grad_fn(params, model, batch, use)
+        return jax.tree.map(jnp.add, total, grads), values
 
     if len(batch.mask) == 1:  # a single pass doesn't need an accumulator
-        return one_pass(params, model, jax.tree.map(lambda x: x[0], batch), use)
-    gradient, (losses, metrics) = jax.lax.scan(add_pass, jax.tree.map(jnp.zeros_like, params), batch)
-    return (losses.sum(), metrics), gradient
+        return grad_fn(params, model, jax.tree.map(lambda x: x[0], batch), use)
+    grads, (losses, metrics) = jax.lax.scan(add_pass, jax.tree.map(jnp.zeros_like, params), batch)
+    return (losses.sum(), metrics), grads
 
 
 def split(model: nnx.Module, trained) -> tuple[nnx.GraphDef, dict, nnx.State]:
@@ -222,7 +214,7 @@ class Llm:
         return jax.block_until_ready(found) if self.c.REFERENCE_OFFLOAD else found  # then the copy is freed
 
     def _log_probs(self, graphdef, states, batch) -> jax.Array:
-        with self.model.on_mesh():
+        with devices.on_mesh(self.mesh, self._axis_rules):
             return log_probs_of_states(
                 graphdef, states, batch.prompt_ids, batch.completion_ids, pad_id=self.pad_id,
                 temperature=self.temperature, logits_clip=self.c.LOGITS_CLIP,

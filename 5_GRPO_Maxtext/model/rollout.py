@@ -23,13 +23,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from flax.linen import partitioning as nn_partitioning
 from maxtext.common import common_types
 from maxtext.utils import model_creation_utils
 from tunix.generate.sampler import sample_top_p
 from tunix.rl.rollout.base_rollout import BaseRollout, RolloutConfig, RolloutOutput
 
-from model import faster_on_cpu, llama
+from model import devices, faster_on_cpu, llama
 from model.log_probs import log_probs_of_states
 
 GENERATION_CONFIGS = {
@@ -349,11 +348,8 @@ class MaxTextRollout(BaseRollout):
             with self._axes():  # exited while the caller runs
                 token, log_prob, cache = self._next(params, self._rest, cache, fed, lengths, t, key, **how)
 
-    @contextlib.contextmanager
-    def _axes(self) -> Iterator[None]:
-        """Makes jax use the actor's mesh and axis rules inside the block."""
-        with self._mesh, nn_partitioning.axis_rules(self._config.logical_axis_rules):
-            yield
+    def _axes(self) -> contextlib.AbstractContextManager[None]:
+        return devices.on_mesh(self._mesh, self._config.logical_axis_rules)
 
     def _lengths(self, prompts: np.ndarray) -> np.ndarray:
         """Tokens of left-padded prompts [B, P]: int32 [B]."""

@@ -15,6 +15,7 @@ from model.rollout import right_padded
 from run import answers, page
 from run.plain_text import shown
 from task.grading import grade, grade_lenient
+from task.questions import GRADED
 
 WRITTEN = ("completion", "completions", "vote", "before", "correct", "correct_lenient")  # by `write_rows`
 
@@ -23,7 +24,7 @@ def is_right(grader, completion: str, row: dict[str, Any]) -> tuple[bool, bool]:
     """Whether a completion is right as the run grades it, and whether its last number is right."""
     if row["data_source"] is None:  # graded by number
         return grade(completion, row["answer"]), grade_lenient(completion, row["answer"])
-    columns = [[completion], *([row[name]] for name in ("answer", "data_source", "extra_info"))]
+    columns = [[completion], *([row[name]] for name in GRADED)]
     return bool(grader.score(*columns)[0] >= 1), bool(grader.right_lenient(*columns)[0])
 
 

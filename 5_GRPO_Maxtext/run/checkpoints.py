@@ -42,9 +42,9 @@ def saved(root: str) -> list[int]:
 
 
 def root_of_run(checkpoint_dir: str, folder: Path) -> str:
-    """`root_of` the run in RUN_DIR `folder`, also if that, or the folder in CHECKPOINT_DIR, was renamed.
+    """Like `root_of`, but finds the folder in CHECKPOINT_DIR by run_id if it or RUN_DIR was renamed.
 
-    Raises UserError if that folder in CHECKPOINT_DIR is another run's, or one can't tell.
+    Raises UserError if it belongs to another run, or if that can't be determined.
     """
     root = root_of(checkpoint_dir, folder)
     if not checkpoint_dir:

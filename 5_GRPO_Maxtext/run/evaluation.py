@@ -13,6 +13,7 @@ import numpy as np
 
 from run.health import Sentence
 from task.grading import is_close
+from task.questions import GRADED
 
 type Result = Mapping[str, Any]  # of an evaluation
 
@@ -44,7 +45,7 @@ def grade(grader, rows: Sequence[Mapping[str, str]], answers) -> dict[str, Any]:
         `correct_lenient`, `format_ok`.
     """
     texts = answers.texts.tolist()
-    columns = {name: [row[name] for row in rows] for name in ("answer", "data_source", "extra_info")}
+    columns = {name: [row[name] for row in rows] for name in GRADED}
     scores = grader.score(texts, **columns)
     correct, lenient = scores >= 1, grader.right_lenient(texts, **columns)
     formed = np.array([grader.format_right(text) for text in texts])

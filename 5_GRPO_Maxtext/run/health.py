@@ -19,7 +19,7 @@ import numpy as np
 
 WINDOW = 5  # steps; with fewer, odd batches raise alarms; with more, the alarm comes late
 NO_SIGNAL = 0.9  # share of zero-variance groups; their generation costs time and gives no gradient
-ALIKE = 1.5  # distinct answers per group: between one and two
+ALIKE = 1.5  # mean of distinct answers per group; below it, a group's answers are nearly identical
 SOLVED = 0.9  # share of right answers; above it few groups with signal, or little entropy, mean success
 NEVER_STOPS = 0.9  # share of answers cut off at the limit; a model that has learned to stop is far below
 OFTEN_CUT = 0.3  # share of answers cut off at the limit; above it the limit decides many grades

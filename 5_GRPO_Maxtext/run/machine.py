@@ -35,7 +35,7 @@ class Chip(NamedTuple):
     flops: float = 0.0  # bfloat16, per second: Google's data sheet
     bandwidth: float = 0.0  # of its memory, bytes per second: the same
     links: float = 0.0  # to the other chips, bytes per second: the same (3,584 and 4,800 Gbit/s)
-    dollars: float = 0.0  # per hour on demand, US, 2026: a copy of Google's list; spot costs less
+    dollars: float = 0.0  # per hour on demand in the US (Google's list, 2026); spot costs less
 
 
 TPU = Machine("tpu", "TPU")

@@ -205,7 +205,7 @@ def plan_memory(c, hf, parameters: int) -> str:
 
 
 def planned(c, hf, parameters: int, machine: Machine) -> tuple[str, str]:
-    """Whether a run "fits" a machine, or that it's "unknown", and the same in words; else a UserError."""
+    """Returns "fits" or "unknown", and a sentence; raises UserError if the run can't fit the machine."""
     trainer, rollout_mesh = devices.plan_devices(c, hf, list(range(machine.chips)))
     needs = estimate(c, hf, parameters, trainer, rollout_mesh)
     least, most = committed_peaks(c, hf, machine.name)

@@ -92,7 +92,7 @@ def traced(steps: Iterable[Any], folder: str) -> Iterator[Any]:
 def memory_gib() -> dict[str, float]:
     """GiB in use now, by column of train_log.csv: this process on the host, and each of its devices.
 
-    A CPU's runtime doesn't count it: there it's the live arrays, without a program's temporaries. NaN (not
+    The CPU's runtime keeps no count, so there we add up the live arrays, without temporaries. NaN (not
     measured) if the runtime can't tell, as with Pathways, whose devices are on other hosts.
     """
     used = {"memory_host_gib": psutil.Process().memory_info().rss / 2**30}

@@ -30,7 +30,7 @@ from run import checkpoints
 from run.evaluation import in_words
 from run.run_files import read_constants, read_object
 from settings import UserError, find_path
-from task.questions import GRADED_COLUMNS
+from task.questions import GRADED
 from task.run_grader import COURSE_REWARDS
 
 FREE_TO_CHANGE = {"RUN_DIR", "DRY_RUN", "PROFILE_DIR"}  # when a run is resumed
@@ -211,7 +211,8 @@ def identity(c, rows: Mapping[str, Sequence[Mapping]], names: Sequence[str], cou
     asked = {"DATASET": ("train", "validation"), "TEST_DATASET": ("test",)}
     for name, splits in asked.items():
         if known := [rows[split] for split in splits if split in rows]:
-            columns = [[[row[key] for key in ("prompts", *GRADED_COLUMNS)] for row in part] for part in known]
+            keys = "prompts", "question", *GRADED
+            columns = [[[row[key] for key in keys] for row in part] for part in known]
             found[name] = hashlib.sha256(json.dumps(columns).encode()).hexdigest()
     return found
 

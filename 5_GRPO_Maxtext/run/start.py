@@ -7,13 +7,13 @@ from typing import Any
 
 import jax
 
-import grpo_variants
 import settings
 from model import devices, llama
 from model.llm import Llm
 from model.load import load_llm
 from model.versions import check_versions
 from run import checkpoints, checks, memory, process, report, run_folder
+from run.check_method import check_method
 from run.machine import picked
 from task import questions, run_grader, task_rewards, turns
 from task.prompts import check_form, make_prompts, read_data
@@ -26,7 +26,7 @@ def prepare(c, tables) -> None:
     settings.quiet()
     check_versions()
     process.keep_compiled()
-    grpo_variants.check_method(c, tables)
+    check_method(c, tables)
 
 
 def read_questions(c):
@@ -35,7 +35,7 @@ def read_questions(c):
 
 
 def as_asked(c, data, grader: run_grader.Grader, tokenizer, too_long=None):
-    """The questions with their prompts as in a run, and where they came from, by split.
+    """Adds prompts to the questions and holds some out, as a run does; also each split's source in words.
 
     `data` is from `read_questions`, or a part of it; `too_long` is a CSV file, as for `make_prompts`.
     """
@@ -59,7 +59,7 @@ def for_this_machine(c, arguments: Sequence[str]):
 
 
 @contextlib.contextmanager
-def opened(c, arguments: Sequence[str], course, tables) -> Iterator[tuple[Any, Llm, Task, run_folder.Run]]:
+def open_run(c, arguments: Sequence[str], course, tables) -> Iterator[tuple[Any, Llm, Task, run_folder.Run]]:
     """Yields the constants (MODEL with the hub's commit), the language model, task and run folder."""
     devices.find_devices(c)
     llama.load_hf_config(c.MODEL, weights=False)

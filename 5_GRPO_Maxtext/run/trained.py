@@ -28,7 +28,7 @@ def place_of(checkpoint: Checkpoint, constant: str = "CHECKPOINT") -> tuple[str,
 
 
 def changed_model(model: str, checkpoint: Checkpoint) -> str:
-    """How MODEL has changed since the run, in a sentence, or ""; UserError if its LoRA fits no other."""
+    """How MODEL has changed since the run, in a sentence, or ""; UserError with LoRA."""
     kept, now = checkpoint.note.get("identity", {}), {"MODEL": run_folder.model_digest(model)}
     said = run_folder.changed(kept, now, SimpleNamespace(MODEL=model), str(checkpoint.run))
     if said and checkpoint.constants.get("LORA_RANK"):

@@ -24,7 +24,7 @@ from run import answers, checkpoints, health, process
 from run.evaluation import HELD_OUT, in_words
 from run.run_files import read_log
 from settings import UserError, write_whole
-from task.task import GRADED
+from task.questions import GRADED
 
 COLUMNS = (  # then, in order of appearance: `sync_gain`, `reward_<function>`, `memory_...`
     "step", "reward", "reward_std", "correct", "format_ok", "zero_variance", "length", "kl", "entropy",
@@ -116,7 +116,7 @@ class TrainingRun:
     """The folder of a run, from `run_folder.open_run`, open for training; use it in a `with` statement.
 
     Attributes:
-        start: steps that are done, by the newest checkpoint.
+        first_step: the first step to do; those before it are in the newest checkpoint.
         beta: weight of the KL in the next step.
         carried: what the rollouts remember from step to step, by name: JSON, or a function that returns it.
         log: rows of train_log.csv.
@@ -124,7 +124,7 @@ class TrainingRun:
 
     def __init__(self, c, llm, task, folder, evaluate):
         self.c, self.llm, self.task, self.folder, self._evaluate = c, llm, task, folder, evaluate
-        self.start, self.beta, self.carried, self._nonfinite = 0, c.BETA, {}, 0
+        self.first_step, self.beta, self.carried, self._nonfinite = 0, c.BETA, {}, 0
 
     def __enter__(self) -> "TrainingRun":
         logs = self.folder.logs
@@ -133,12 +133,12 @@ class TrainingRun:
             stack.callback(self.folder.keep)  # when the last checkpoint is whole
             self._manager = checkpoints.open_manager(self.folder.checkpoints, self.c.MAX_TO_KEEP)
             stack.callback(self._manager.close)
-            self.start = self._manager.latest_step() or 0
-            self._log = TrainingLog(logs, self.c, self.start)
+            self.first_step = self._manager.latest_step() or 0
+            self._log = TrainingLog(logs, self.c, self.first_step)
             stack.callback(self._log.close)
             self.log = self._log.rows
-            answers.keep_lines(logs / "answers.jsonl", self.start)
-            self._evaluated = answers.keep_lines(logs / "evaluations.jsonl", self.start)
+            answers.keep_lines(logs / "answers.jsonl", self.first_step)
+            self._evaluated = answers.keep_lines(logs / "evaluations.jsonl", self.first_step)
             self._stop = stack.enter_context(process.stop_after_step())
             self._stack = stack.pop_all()
         return self
@@ -149,9 +149,9 @@ class TrainingRun:
     def restore(self, optimizer):
         """params and opt_state of the newest checkpoint, or else the initial ones."""
         self._params, self._opt_state = self.llm.params, self.llm.first_opt_state(optimizer)
-        if self.start:
+        if self.first_step:
             self._params, self._opt_state, self.carried = checkpoints.restore(
-                self._manager, self.start, self._params, self._opt_state
+                self._manager, self.first_step, self._params, self._opt_state
             )
             self.beta = self.carried.pop("beta")
             self.llm.load(self._params)
@@ -169,9 +169,9 @@ class TrainingRun:
 
         Either saves a checkpoint first, and so does a UserError from a faulty reward or environment.
         """
-        self._held_out(self.start)
+        self._held_out(self.first_step)
         rollouts = iter(rollouts)
-        for step in process.traced(range(self.start, self.c.NUM_BATCHES), self.c.PROFILE_DIR):
+        for step in process.traced(range(self.first_step, self.c.NUM_BATCHES), self.c.PROFILE_DIR):
             if not devices.all_agree(not self._stop.is_set()):
                 self.save(step)
                 raise KeyboardInterrupt
@@ -197,7 +197,7 @@ class TrainingRun:
                 f"or let some pass (MAX_NONFINITE_UPDATES={c.MAX_NONFINITE_UPDATES})"
             )
 
-    def after(self, step: int, samples, batch, params, opt_state, metrics) -> None:
+    def finish_step(self, step: int, samples, batch, params, opt_state, metrics) -> None:
         """Saves a step's results: a row of the log, its answers, held-out metrics, a checkpoint."""
         c, done, grader = self.c, step + 1, self.task.grader
         self._params, self._opt_state = params, opt_state

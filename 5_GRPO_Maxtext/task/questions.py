@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 EPOCHS = 10**6  # of each source; an infinite one would have a length that len() can't return
 NAMES = {"train": "training questions", "validation": "held-out questions", "test": "test questions"}
-GRADED_COLUMNS = ("question", "answer", "data_source", "extra_info")  # of a row, as the rewards get them
+GRADED = ("answer", "data_source", "extra_info")  # columns of a row that a grader gets along with the answer
 SHOWN_BAD_ROWS = 5  # in a message; the others are only counted
 Fault = Callable[[str, str, str], str | None]  # (data_source, ground truth, extra_info) -> what is wrong
 

@@ -7,9 +7,7 @@ import jax
 import numpy as np
 
 from grpo_variants import overlong_penalty
-from task.questions import mixed_batches
-
-GRADED = ("answer", "data_source", "extra_info")  # columns a grader gets along with the answer
+from task.questions import GRADED, mixed_batches
 
 
 class Samples(NamedTuple):
@@ -54,7 +52,7 @@ class Task(NamedTuple):
     num_generations: int  # G
     sources: dict[str, str]  # where the questions come from, in words
 
-    def repeated(self, questions: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def repeat(self, questions: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Each question G times: columns [B] as [B * G]."""
         return {name: column.repeat(self.num_generations) for name, column in questions.items()}
 

@@ -51,7 +51,6 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from flax.linen import partitioning as nn_partitioning
 from jax.experimental import topologies
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -118,7 +117,7 @@ def make_programs(c, hf, trainer: Sequence, pad_id: int, algorithm: str = "GRPO"
 
     def add(name, function, arguments, *beside, donated=(), out=None):
         def traced(beside, *arguments):
-            with mesh, nn_partitioning.axis_rules(rules):
+            with devices.on_mesh(mesh, rules):
                 return function(*arguments)
 
         jitted = jax.jit(traced, donate_argnums=donated, keep_unused=True, out_shardings=out)

@@ -47,6 +47,7 @@ if __name__ == "__main__":  # refuses a wrong constant now, before seconds of im
 import jax
 import numpy as np
 import pandas as pd
+import scipy.stats
 from tqdm import tqdm
 
 import inference
@@ -58,16 +59,16 @@ from run import process, start
 from run import trained as runs
 from run.plain_text import shown
 from task import run_grader
+from task.questions import GRADED
 
 
 # %% Estimate -----------------------------------------------------------------------------------------------
 def pass_at_k(right: np.ndarray, n: int, k: int) -> np.ndarray:
     """1 - C(n - c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374, eq. 1), without bias if k <= n: [Q].
 
-    `right` is c, the right ones among n answers to each question, int [Q]. A product avoids huge numbers.
+    `right` is c, the right ones among n answers to each question, int [Q]. The fraction: k drawn, none right.
     """
-    factors = 1 - k / np.arange(1, n + 1)  # C(n - c, k) / C(n, k) is the product over i = n - c + 1 .. n
-    return 1 - np.array([factors[n - c :].prod() if n - c >= k else 0.0 for c in right])
+    return 1 - scipy.stats.hypergeom.pmf(0, n, right, k)
 
 
 def interval(values: np.ndarray, seed: int) -> tuple[float, float]:
@@ -104,7 +105,7 @@ def count_right(c: Constants, run: str, trained: bool) -> dict[str, np.ndarray]:
         part = asked[first : first + at_once]
         how = sampling(ask, "policy", seed=jax.random.fold_in(jax.random.key(c.SEED), first))
         texts = rollout.generate([rows[i]["prompts"] for i in part], how).text
-        columns = {name: [rows[i][name] for i in part] for name in ("answer", "data_source", "extra_info")}
+        columns = {name: [rows[i][name] for i in part] for name in GRADED}
         np.add.at(counts["strict"], part, grader.score(texts, **columns) >= 1)
         np.add.at(counts["lenient"], part, grader.right_lenient(texts, **columns))
     return counts
