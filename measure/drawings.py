@@ -204,7 +204,7 @@ def token_credit(transcript: Path) -> plt.Figure:
     group = json.loads(transcript.read_text())
     figure, axes = sheet(3.0)
     say(axes, 0.1, 2.82, "Tokens that all eight answers share get almost no push", ha="left", weight="bold")
-    for y, row, name in ((1.85, 2, "the right answer: A = +1.65"), (0.55, 5, "a wrong answer: A = −1.08")):
+    for y, row, name in ((1.85, 2, "the best answer: A = +1.65"), (0.55, 5, "a wrong answer: A = −1.08")):
         say(axes, 0.1, y + 0.48, name, ha="left")
         x = 0.1
         for piece, push in zip(group["before"][row]["pieces"][:-1], pushes(group, row)):
