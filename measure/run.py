@@ -8,8 +8,8 @@
     python -m measure.run MARK=True                                   # marks in lock.json what's out of date
 
 A row of a study is a script with some constants, perhaps in a copy of its folder with a few lines replaced (a
-mistake on purpose). Each runs as a process of its own in runs/measure. A finished run is found again by the
-hash of its code and constants, so Ctrl-C loses one run, and tables share runs.
+mistake on purpose). Each runs as a process in runs/measure, and is found again by the hash of its code and
+constants. With WORKERS above 1 it has a core of its own, and XLA rounds differently than with two.
 """
 
 import functools
