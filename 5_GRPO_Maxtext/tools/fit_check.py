@@ -312,9 +312,9 @@ def check(name: str, algorithm: str, arguments: Sequence[str], only: str = "") -
     Returns:
         One row of COLUMNS per program; the verdict, a line.
     """
-    c, machine = settings.read(Constants, arguments), named(name)
-    if not machine:
+    if not (machine := named(name)):
         raise UserError(f"{name!r}: no such machine; {', '.join([*memory.SLICES, *CARDS])}, or 8xh100 are")
+    c = settings.read(Constants, arguments, machine=machine)
     checks.refuse(c)
     hf = memory.published_config(c.MODEL) or dry_run.find_model(c.MODEL, weights=False)[1]
     chips, card = devices_of(machine), machine.kind in CARDS
