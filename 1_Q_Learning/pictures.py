@@ -35,11 +35,11 @@ def draw_learning_curve(path: Path, log: np.ndarray, errors: np.ndarray, best_re
     figure, (above, below) = plt.subplots(2, 1, figsize=(6, 5.2), facecolor="white", layout="constrained")
     above.plot(episodes, returns, color=BLUE)
     above.axhline(best_return, color=ORANGE, linestyle="--")
-    above.annotate(f"best possible: {best_return:g}", (episodes[-1], best_return), (0, -14),
-                   textcoords="offset points", ha="right", color=ORANGE)  # fmt: skip
+    above.annotate(f"best possible: {best_return:g}", (episodes[0], best_return), (0, -14),
+                   textcoords="offset points", color=ORANGE)  # fmt: skip
     falls = episodes[epsilon.argmin()]
     above.axvline(falls, color=GREY, linestyle=":")
-    above.text(falls, returns.min(), f"epsilon is down to {epsilon.min():.2g} ", color=GREY, ha="right")
+    above.text(falls, returns.min(), f"epsilon is down to {epsilon.min():.2g}  ", color=GREY, ha="right")
     above.set(title=f"return (mean of {episodes[0]:.0f} episodes)", xscale="log")
     below.loglog(episodes, np.maximum(errors, FLOOR), color=BLUE)
     below.set(xlabel="episode, logarithmic", title="largest error of the table")
