@@ -123,10 +123,10 @@ def make_teacher() -> None:
 
 
 def run_all(c: Constants, methods: Sequence[str]) -> None:
-    """Every method, WORKERS at a time; SystemExit where a run fails."""
+    """Every method, WORKERS at a time and seed by seed; SystemExit where a run fails."""
     if any("{teacher}" in METHODS.get(m, ("",))[0] for m in methods) and not (ROOT / TEACHER_HF).exists():
         make_teacher()
-    perform_all([run_of(c, m, seed) for m in methods for seed in range(c.SEEDS)], {}, STORE, c.WORKERS)
+    perform_all([run_of(c, m, seed) for seed in range(c.SEEDS) for m in methods], {}, STORE, c.WORKERS)
     perform_all([asked_of(c, m) for m in methods], {}, STORE, c.WORKERS)
 
 
