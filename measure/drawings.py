@@ -57,7 +57,7 @@ def course_map() -> plt.Figure:
     axes.set_ylim(-0.25, 5.35)
     steps = (
         ("1 Q-learning", "a table\n64 numbers", "the table itself", "every cell must\nbe visited"),
-        ("2 DQN", "a network\n4,610 weights", "a frozen copy\nof the network", "moving targets:\nunstable"),
+        ("2 DQN", "a network\n4,610 weights", "the network's\nnext estimate", "moving targets:\nunstable"),
         ("3 REINFORCE, PPO", "policy and critic\n9,027 weights", "the critic, which\nlearns along",
          "a second network"),
         ("4 GRPO by hand", "a policy\n118,282 weights", "the mean of\neight guesses",
