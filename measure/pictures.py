@@ -372,7 +372,7 @@ def pass_at_k(table: Path) -> plt.Figure:
     """Right answers among k, before GRPO and after."""
     figure, both = panels(1, 2, 3.3, sharey=True)
     readings = grouped(pd.read_csv(table), "reading")
-    words = {"strict": "right, in the format asked for", "lenient": "right by the last number"}
+    words = {"strict": "right, between the answer tags", "lenient": "right by the last number"}
     for axes, (reading, title) in zip(both, words.items(), strict=True):
         for i, rows in enumerate(grouped(readings[reading], "model").values()):
             color, label = (BLUE, "after GRPO" if i == 1 else None) if i else (GREY, "before GRPO")
