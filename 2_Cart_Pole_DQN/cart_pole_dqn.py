@@ -16,7 +16,7 @@ epsilon near 0 the two seldom disagree).
 
 Read first: `update` (two steps of environment, one of gradient), `train_step`, `td_target`.
 
-    python 2_Cart_Pole_DQN/cart_pole_dqn.py           # ten seeds at once: about 35 seconds on 2 CPU cores
+    python 2_Cart_Pole_DQN/cart_pole_dqn.py           # ten seeds at once: about 40 seconds on 2 CPU cores
     python 2_Cart_Pole_DQN/cart_pole_dqn.py N_STEPS=1 NUM_SEEDS=3
     python 2_Cart_Pole_DQN/cart_pole_dqn.py --help    # all constants
 """
