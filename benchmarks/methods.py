@@ -1,4 +1,4 @@
-"""What does each method buy? Every variant of GRPO on a task that can tell them apart, ten seeds each.
+"""What does each method buy? Every variant of GRPO on a task that can tell them apart, seven seeds each.
 
     python benchmarks/methods.py                            # all of them; goes on where it was stopped
     python benchmarks/methods.py METHOD=my_method.py        # and yours: a file with one function
@@ -40,7 +40,7 @@ class Constants:
 
     METHOD: str = ""  # Python file with a piece of the loss (docs/methods.md); joins the table as its name
     METHODS: str = ""  # names, divided by semicolons (empty = all, and METHOD)
-    SEEDS: Count = 10  # seeds 0, 1, ... of each
+    SEEDS: Count = 7  # seeds 0, 1, ... of each
     WORKERS: Count = 2  # runs at a time, each on a core of its own
     OUT: str = str(FOLDER / "assets")  # folder for tables and picture
 

@@ -14,7 +14,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None) -> f
         data_source (str): the row's task: "one_step" or "two_step" in examples/word_problems.
         solution_str (str): what the model wrote.
         ground_truth (str): the row's right answer.
-        extra_info (dict or None): the row's other columns, here {"working": "2+3=5"}.
+        extra_info (dict or None): the row's column of that name, here {"working": "2+3=5"}.
     """
     if not grade(solution_str, ground_truth):
         return 0.0
