@@ -152,7 +152,7 @@ def collect(c: Constants, methods: Sequence[str]) -> tuple[pd.DataFrame, ...]:
             line = {"method": method, "seed": seed, "graded": graded[-1]} | of_k
             line |= {"greedy": result["after"]["greedy_answer_accuracy"]}
             line |= {"format": result["after"]["format_accuracy"]}
-            line |= log[["entropy", "length"]].tail(10).mean().round(5)
+            line |= log[["entropy", "length", "zero_variance"]].tail(10).mean().round(5)
             names = "processor_seconds", "date", "commit", "versions", "command", "machine"
             lines.append(line | {name: measured[name] for name in names})
             curves += [
