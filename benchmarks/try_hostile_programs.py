@@ -29,13 +29,11 @@ from measure.columns import read_csv
 
 def line(kind: str, user: str) -> dict[str, str | int]:
     """Tries all programs under the protection `kind`; a line of the table."""
-    outcomes = hostile_programs.try_all(kind)
-    found = {"paid": outcomes.paid(), "escaped": outcomes.escaped, "outlived": outcomes.outlived}
-    found["crashed"] = outcomes.crashed()
+    found = hostile_programs.try_all(kind)
     counts = {name: len(which) for name, which in found.items()}
     print(kind, counts, *(f"{name}: {which}" for name, which in found.items() if which), sep="\n  ")
     where = {"machine": processor(), "date": time.strftime("%Y-%m-%d")}
-    return {"protection": kind, "user": user, "tried": len(outcomes.scores)} | counts | where
+    return {"protection": kind, "user": user, "tried": len(hostile_programs.names(kind))} | counts | where
 
 
 def main(arguments: list[str]) -> None:

@@ -9,40 +9,25 @@ import tempfile
 import time
 import tomllib
 from pathlib import Path
-from typing import NamedTuple
-from unittest import mock
 
 import psutil
+import pytest
 
 from sandbox import box
 from task import code_grading
 
 SECRET = f"7777{secrets.randbelow(10**8):08d}"  # impossible to guess, easy to recognize
+HANG_SECONDS = 600  # whoever reaches it hangs
+KINDS = [kind for kind in box.SENTENCES if not box.fault(kind)]  # the protections of this machine
 
-
-class Hostile(NamedTuple):
-    """A program, and the task whose reward it wants."""
-
-    program: str
-    tests: str
-    limits: bool = True  # whether `limits`, which has no walls, is meant to hold it
-    sleeps: bool = False
-    entry_point: str | None = None
-
-
-def _read() -> tuple[dict[str, Hostile], dict[str, str]]:
-    """All programs by name, and the texts that stand in them by their names in braces."""
-    families = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-    texts, tests = families.pop("texts"), families.pop("tests")
-    found = {}
-    for family, entries in families.items():
-        for name, entry in entries.items():
-            assert name not in found, name
-            found[name] = Hostile(**{"tests": tests.get(family)} | entry)
-    return found, texts | {"DASHES": "-" * 100_000}
-
-
-PROGRAMS, TEXTS = _read()
+FAMILIES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+TEXTS = FAMILIES.pop("texts") | {"DASHES": "-" * 100_000}
+TESTS = FAMILIES.pop("tests")
+PROGRAMS = {
+    name: {"tests": TESTS.get(family), "limits": True, "sleeps": False, "entry_point": None} | entry
+    for family, entries in FAMILIES.items()
+    for name, entry in entries.items()
+}
 
 
 def filled(text: str, **values) -> str:
@@ -52,33 +37,9 @@ def filled(text: str, **values) -> str:
     return text
 
 
-HANG_SECONDS = 600  # whoever reaches it hangs
-
-
 def names(kind: str) -> list[str]:
     """The programs that the protection `kind` is meant to hold."""
-    return [name for name, hostile in PROGRAMS.items() if kind != "limits" or hostile.limits]
-
-
-class Outcomes(NamedTuple):
-    """What came of all programs under one protection."""
-
-    scores: dict[str, float | Exception]  # by program; an exception is the grader's
-    seconds: dict[str, float]  # wall-clock time of each; with 8 at a time a few seconds
-    escaped: list[str]  # what they reached or changed outside
-    outlived: list[str]  # their processes and folders that were left
-
-    def paid(self) -> list[str]:
-        """The programs that scored."""
-        return [name for name, score in self.scores.items() if isinstance(score, float) and score]
-
-    def crashed(self) -> list[str]:
-        """The programs at which the grader failed or hung."""
-        failed = {name for name, score in self.scores.items() if isinstance(score, Exception)}
-        return [name for name, s in self.seconds.items() if name in failed or s > HANG_SECONDS / 2]
-
-
-KINDS = [kind for kind in box.SENTENCES if not box.fault(kind)]  # the protections of this machine
+    return [name for name, hostile in PROGRAMS.items() if kind != "limits" or hostile["limits"]]
 
 
 def left_running() -> list[str]:
@@ -88,53 +49,52 @@ def left_running() -> list[str]:
     return [line[:200] for line in lines if mark in line]
 
 
-def try_all(kind: str) -> Outcomes:
-    """Grades the programs that the protection `kind` is meant to hold, eight at a time."""
-    with contextlib.ExitStack() as stack:
-        public = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="public_")))
-        expected = filled("{OUTPUT}", SECRET=SECRET)
+def try_all(kind: str) -> dict[str, list[str]]:
+    """Grades the programs that the protection `kind` is meant to hold, eight at a time.
+
+    Returns those that were `paid`; what they reached or changed outside (`escaped`); their processes and
+    folders that were left (`outlived`); those at which the grader failed or hung (`crashed`).
+    """
+    with tempfile.TemporaryDirectory(prefix="public_") as folder, pytest.MonkeyPatch.context() as patch:
+        public, expected = Path(folder), filled("{OUTPUT}", SECRET=SECRET)
         (public / "tests.json").write_text(expected)
         (public / "victim").touch()
         (public / "boxes").mkdir()
         tcp, udp = socket.create_server(("127.0.0.1", 0)), socket.socket(type=socket.SOCK_DGRAM)
         streams, packets = (socket.socket(socket.AF_UNIX, t) for t in (socket.SOCK_STREAM, socket.SOCK_DGRAM))
-        port = tcp.getsockname()[1]
-        for listener, where in ((udp, ("127.0.0.1", port)), (streams, public / "socket"),
-                                (packets, public / "datagrams")):  # fmt: skip
-            listener.bind(where if isinstance(where, tuple) else str(where))
+        udp.bind(tcp.getsockname())
+        streams.bind(str(public / "socket"))
         streams.listen()
+        packets.bind(str(public / "datagrams"))
         for path in (public, *public.iterdir()):
             path.chmod(0o777)
-        stack.enter_context(mock.patch.object(tempfile, "tempdir", str(public / "boxes")))
-        stack.enter_context(mock.patch.dict(os.environ, HF_TOKEN=SECRET))
-        # Small limits, so that a program exceeds them quickly.
-        few = {"CPU_SECONDS": 1, "MEMORY_BYTES": 128 << 20, "protection": lambda: kind}
-        stack.enter_context(mock.patch.multiple(box, **few))
-        stack.enter_context(mock.patch.object(code_grading, "ANSWER_SECONDS", HANG_SECONDS))
+        patch.setattr(tempfile, "tempdir", str(public / "boxes"))
+        patch.setenv("HF_TOKEN", SECRET)
+        patch.setattr(box, "protection", lambda: kind)
+        patch.setattr(box, "CPU_SECONDS", 1)  # small limits, so that a program exceeds them quickly
+        patch.setattr(box, "MEMORY_BYTES", 128 << 20)
+        patch.setattr(code_grading, "ANSWER_SECONDS", HANG_SECONDS)
 
         mark = f"mark_{secrets.token_hex(8)}"
-        values = {"SECRET": SECRET, "PUBLIC": public, "MARK": mark, "PORT": port, "PARENT": os.getpid()}
-        values["GRADER"] = code_grading.__file__
-        scores, seconds = {}, {}
+        values = {"SECRET": SECRET, "PUBLIC": public, "MARK": mark, "PORT": tcp.getsockname()[1]}
+        values |= {"PARENT": os.getpid(), "GRADER": code_grading.__file__}
+        paid, crashed = [], []
 
         def grade(name):
-            hostile = PROGRAMS[name]
-            program, tests = filled(hostile.program, **values), filled(hostile.tests, **values)
-            extra_info = {"entry_point": hostile.entry_point}
-            start = time.monotonic()
+            hostile, start = PROGRAMS[name], time.monotonic()
+            program, tests = (filled(hostile[part], **values) for part in ("program", "tests"))
             try:
-                scores[name] = code_grading.compute_score(program, tests, extra_info)
-            except Exception as error:
-                scores[name] = error
-            seconds[name] = time.monotonic() - start
+                if code_grading.compute_score(program, tests, {"entry_point": hostile["entry_point"]}):
+                    paid.append(name)
+            except Exception as error:  # the grader's
+                crashed.append(f"{name}: {error}")
+            if time.monotonic() - start > HANG_SECONDS / 2:  # with 8 at a time it takes a few seconds
+                crashed.append(name)
 
         for wall_seconds, sleep in ((HANG_SECONDS, False), (2.0, True)):
-            chosen = [name for name in names(kind) if PROGRAMS[name].sleeps == sleep]
-            with (
-                mock.patch.object(box, "WALL_SECONDS", wall_seconds),
-                concurrent.futures.ThreadPoolExecutor(8) as pool,
-            ):
-                list(pool.map(grade, chosen))
+            patch.setattr(box, "WALL_SECONDS", wall_seconds)
+            with concurrent.futures.ThreadPoolExecutor(8) as pool:
+                list(pool.map(grade, (name for name in names(kind) if PROGRAMS[name]["sleeps"] == sleep)))
 
         folders = [public, *map(Path, ("/tmp", "/var/tmp", "/dev/shm", "/", "/dev", os.path.expanduser("~")))]
         escaped = [f"wrote {folder / mark}" for folder in folders if (folder / mark).exists()]
@@ -146,4 +106,4 @@ def try_all(kind: str) -> Outcomes:
                 listener.recv(1) if listener.type == socket.SOCK_DGRAM else listener.accept()
                 escaped.append(f"reached {listener.family.name} {listener.type.name}")
         outlived = [*left_running(), *map(str, (public / "boxes").iterdir())]
-        return Outcomes(scores, seconds, escaped, outlived)
+        return {"paid": paid, "escaped": escaped, "outlived": outlived, "crashed": crashed}

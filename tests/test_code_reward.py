@@ -24,23 +24,10 @@ CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 every_kind = pytest.mark.parametrize("kind", KINDS)  # none, and pytest skips the test
 
 
-@pytest.fixture(scope="module")
-def outcomes():
-    return {kind: hostile_programs.try_all(kind) for kind in KINDS}
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"), [(kind, name) for kind in KINDS for name in hostile_programs.names(kind)]
-)
-def test_a_hostile_program_is_not_paid_and_ends(kind, name, outcomes):
-    assert outcomes[kind].scores[name] == 0.0  # nor an exception, which is the grader's
-    assert name not in outcomes[kind].crashed()
-
-
 @every_kind
-def test_nothing_is_left_of_the_hostile_programs_and_nothing_was_reached(kind, outcomes):
-    assert not outcomes[kind].escaped
-    assert not outcomes[kind].outlived
+def test_hostile_programs_earn_nothing_reach_nothing_and_leave_nothing(kind):
+    outcomes = hostile_programs.try_all(kind)
+    assert outcomes == {"paid": [], "escaped": [], "outlived": [], "crashed": []}
 
 
 def test_the_committed_table_is_of_these_programs():
@@ -53,7 +40,7 @@ def test_the_committed_table_is_of_these_programs():
 def test_without_isolation_a_search_finds_the_answer(name, tmp_path):
     """The cheats are real: outside a sandbox the same program prints the expected output."""
     (tmp_path / "tests.json").write_text(filled("{OUTPUT}", SECRET=SECRET))
-    program = filled(PROGRAMS[name].program, PUBLIC=tmp_path)
+    program = filled(PROGRAMS[name]["program"], PUBLIC=tmp_path)
     command = [sys.executable, "-I", "-c", program]
     printed = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS).stdout
     assert same_output(printed, SECRET)

@@ -12,20 +12,11 @@ import pytest
 
 import reward_func
 from task import grading
-from task.grading import (
-    extract_answer,
-    extract_hash_answer,
-    format_ok,
-    grade,
-    grade_lenient,
-    is_close,
-    last_number,
-    parse_number,
-)
+from task.grading import extract_answer, format_ok, grade, grade_lenient, is_close, last_number, parse_number
+from task.task_rewards import compute_score
 
 CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 ANSWERS = Path(__file__).with_name("answer_cases.jsonl").read_text(encoding="utf-8").splitlines()
-each_case = pytest.mark.parametrize("case", [*map(json.loads, ANSWERS)], ids=lambda case: case["id"])
 
 REWARDS = (
     reward_func.match_format_exactly,
@@ -52,11 +43,11 @@ def completion_of(case: dict) -> str:
     return case["completion"]
 
 
-@each_case
+@pytest.mark.parametrize("case", [*map(json.loads, ANSWERS)], ids=lambda case: case["id"])
 def test_own_case(case):
     expected = None if case["value"] is None else Fraction(case["value"])
     if case["kind"] == "gold":
-        gold = extract_hash_answer(completion_of(case))
+        gold = grading.extract_hash_answer(completion_of(case))
         assert (gold is not None) == case["correct"]
         assert (None if gold is None else parse_number(gold)) == expected
         return
@@ -70,11 +61,14 @@ def test_own_case(case):
     assert approximately == 2.0 or not case["format_ok"]
     assert (answer >= 1.5) == case["correct"]
     assert numbers == (1.5 if case["correct"] else 0.0)
+    if extract_answer(completion) is not None:  # without tags `compute_score` grades other marks
+        for task in ("gsm8k", "math_reasoning"):
+            assert compute_score(task, completion, case["gold"]) == float(case["correct"])
 
 
 def test_parse_number_agrees_with_fraction_of_the_plain_text():
     rng = random.Random(0)
-    for _ in range(3000):
+    for _ in range(1000):
         whole = rng.randrange(10 ** rng.randint(1, 25))
         digits = "".join(rng.choices("0123456789", k=rng.randint(1, 20)))
         sign = rng.choice(["", "-"])
@@ -122,7 +116,7 @@ def test_extraction_and_form_agree_with_a_slow_regex():
     right = ["<reasoning>", "a", "</reasoning>", " ", "<answer>", "18", "</answer>", "<|end|>"]
     rng = random.Random(2)
     seen = {True: 0, False: 0}
-    for _ in range(20_000):
+    for _ in range(8_000):
         # Half start from the right form: pieces in random order would hardly ever have it.
         parts = list(right) if rng.random() < 0.5 else rng.choices(pieces, k=rng.randint(0, 10))
         for _ in range(rng.randint(0, 2)):
@@ -135,7 +129,7 @@ def test_extraction_and_form_agree_with_a_slow_regex():
         expected = match is not None and bool(match[1].strip() and match[2].strip())
         assert format_ok(text) == expected, text
         seen[expected] += 1
-    assert min(seen.values()) > 1000  # both answers must have been put to the test
+    assert min(seen.values()) > 400  # both answers must have been put to the test
 
 
 @pytest.mark.parametrize(("name", "old", "new", "expected"), CASES["points"])

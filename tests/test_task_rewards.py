@@ -12,12 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_reward_func import completion_of, each_case
 
 import reward_func
 from settings import UserError
-from task import grading, run_grader, task_rewards
-from task.run_grader import correctness_reward, digit_reward, hard_format_reward, make_grader, mark_reward
+from task import grading, task_rewards
+from task.run_grader import COURSE_REWARDS, THINK_REWARDS, make_grader
 from task.task_rewards import compute_score
 
 CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
@@ -28,15 +27,6 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
 
 def grader_of(rewards="", reward_file="", rows=()):
     return make_grader(rewards, reward_file, reward_func, rows)
-
-
-@each_case
-def test_a_tagged_number_is_graded_as_the_course_grades_it(case):
-    completion = completion_of(case)
-    if case["kind"] == "gold" or grading.extract_answer(completion) is None:
-        return  # the course wants tags; compute_score also takes other marks
-    for data_source in ("gsm8k", "math_reasoning"):
-        assert compute_score(data_source, completion, case["gold"]) == float(case["correct"])
 
 
 @pytest.mark.parametrize(("solution", "right"), CASES["where_the_answer_of_a_math_problem_is_looked_for"])
@@ -98,9 +88,8 @@ def test_tests_that_grade_nothing_are_found_where_the_data_are_read(tests, extra
 @pytest.mark.parametrize("data_source", ["code", "code_generation"])
 def test_code_goes_to_the_code_reward_with_all_it_needs(data_source):
     program = "```python\ndef double(x):\n    return 2 * x\n```"
-    check = "def check(candidate):\n    assert candidate(4) == {}"
-    scores = [compute_score(data_source, program, check.format(n), {"entry_point": "double"}) for n in (8, 9)]
-    assert scores == [1.0, 0.0]
+    check = "def check(candidate):\n    assert candidate(4) == 8\n    assert candidate(4) == 9"
+    assert compute_score(data_source, program, check, {"entry_point": "double"}) == 0.5
 
 
 @pytest.mark.parametrize(("data_source", "gold", "answer", "right"), CASES["short_answers"])
@@ -111,37 +100,35 @@ def test_short_answers_are_texts_or_labels_and_nothing_else(data_source, gold, a
 
 @pytest.mark.parametrize("piece", CASES["PIECES"], ids=repr)
 def test_no_shape_of_text_takes_a_grader_longer_than_its_length(piece):
-    """Of this thread, the best of three; 100 kB take 0.05 s at most, quadratic graders took 4 s and more."""
+    """Of this thread, the best of three; 30 kB take 0.02 s at most, quadratic graders take 0.4 s and more."""
     grader = grader_of("compute_score")
-    course = [getattr(reward_func, name) for name in run_grader.COURSE_REWARDS]
+    course = [getattr(reward_func, name) for name in COURSE_REWARDS]
+    rewards = [functools.partial(f, [""], answer=["18"]) for f in (*course, *THINK_REWARDS.values())]
+    tasks = ("gsm8k", "qa", "classification")
+    of_one = [functools.partial(compute_score, task, ground_truth="18") for task in tasks]
+    of_list = [functools.partial(grader.right_lenient, answer=["18"], data_source=["gsm8k"], extra_info=[""])]
     for place in CASES["places"]:
-        text = place.format(piece * (100_000 // len(piece)))
-        calls = [
-            functools.partial(compute_score, task, text, "18") for task in ("gsm8k", "qa", "classification")
-        ]
-        rewards = (*course, *run_grader.THINK_REWARDS.values())
-        calls += [functools.partial(reward, [""], [text], answer=["18"]) for reward in rewards]
+        text = place.format(piece * (30_000 // len(piece)))
+        calls = [functools.partial(f, solution_str=text) for f in of_one]
+        calls += [functools.partial(f, completions=[text]) for f in (*rewards, *of_list, grader.votes)]
         calls += [functools.partial(grading.extract_hash_answer, "#### " + text)]
-        calls += [functools.partial(grader.votes, [text])]
-        calls += [functools.partial(grader.right_lenient, [text], ["18"], ["gsm8k"], [""])]
         for call in calls:
             seconds = []
-            while len(seconds) < 3 and min(seconds, default=1.0) >= 0.5:
+            while len(seconds) < 3 and min(seconds, default=1.0) >= 0.15:
                 started = time.thread_time()
                 call()
                 seconds.append(time.thread_time() - started)
-            assert min(seconds) < 0.5, (call.func, place)
+            assert min(seconds) < 0.15, (call.func, place)
 
 
 def points(completion, gold="-1000"):
     columns = {"prompts": ["?"], "completions": [completion], "answer": np.array([gold])}
-    rewards = (correctness_reward, digit_reward, hard_format_reward, mark_reward)
-    return tuple(reward(**columns, data_source=["gsm8k"])[0] for reward in rewards)
+    return [reward(**columns, data_source=["gsm8k"])[0] for reward in THINK_REWARDS.values()]
 
 
 @pytest.mark.parametrize(("completion", "expected"), CASES["think_rewards"])
 def test_think_rewards(completion, expected):
-    assert list(points(completion)) == expected
+    assert points(completion) == expected
     for text, right in (("Paris", 2.0), ("paris", 0.0)):  # the truth is no number
         assert points(f"<answer>{text}</answer>", "Paris")[0] == right
 

@@ -12,11 +12,7 @@ import operator
 import re
 from fractions import Fraction
 
-REASONING_START = "<reasoning>"
-REASONING_END = "</reasoning>"
-SOLUTION_START = "<answer>"
-SOLUTION_END = "</answer>"
-TAGS = (REASONING_START, REASONING_END, SOLUTION_START, SOLUTION_END)
+TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 
 MAX_LENGTH = 4300  # characters of an answer; also the most digits int() accepts, since it's quadratic
 MAX_EQUATION = 200  # characters; longer ones aren't evaluated
@@ -148,9 +144,9 @@ def extract_answer(completion: str) -> str | None:
     A second <answer> starts over, so a tag mentioned in prose ("I will use <answer> tags") captures nothing.
     """
     # Search from the right, because a lazy regex takes quadratic time on "<answer><answer>...".
-    before, _, _ = completion.rpartition(SOLUTION_END)
-    _, opened, text = before.rpartition(SOLUTION_START)
-    return text.partition(SOLUTION_END)[0] if opened else None
+    before, _, _ = completion.rpartition("</answer>")
+    _, opened, text = before.rpartition("<answer>")
+    return text.partition("</answer>")[0] if opened else None
 
 
 def extract_hash_answer(answer: str) -> str | None:

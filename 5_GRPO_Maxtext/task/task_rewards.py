@@ -38,13 +38,10 @@ def without_stop_tokens(text: str) -> str:
 
 
 def marked_answer(text: str) -> str | None:
-    r"""The stripped answer in <answer>, else in \boxed{}, else after ####; None if `text` marks none.
-
-    A \boxed{ that's never closed was cut off, and counts as an empty answer.
-    """
+    r"""The stripped answer in <answer>, else in \boxed{}, else after ####; None if `text` marks none."""
     answer = extract_answer(text)
     if answer is None and BOXED in text:
-        answer = boxed(text) or ""
+        answer = boxed(text)
     if answer is None and "####" in text:
         answer = without_stop_tokens(text.rpartition("####")[2].strip().partition("\n")[0])
     return answer and answer.strip()
@@ -56,15 +53,14 @@ def final_answer(text: str) -> str:
     return without_stop_tokens(text).strip() if answer is None else answer
 
 
-def boxed(text: str) -> str | None:
-    r"""The content of the last \boxed{...}, inner braces matched; None without a closed one."""
-    _, mark, rest = text.rpartition(BOXED)
-    depth = 1
-    for i, character in enumerate(rest if mark else ""):
+def boxed(text: str) -> str:
+    r"""The content of the last \boxed{...}, inner braces matched; "" if it's never closed, but cut off."""
+    rest, depth = text.rpartition(BOXED)[2], 1
+    for i, character in enumerate(rest):
         depth += (character == "{") - (character == "}")
         if depth == 0:
             return rest[:i]
-    return None
+    return ""
 
 
 # %% One grader per task ---------------------------------------------------------------------------------
