@@ -1,6 +1,7 @@
 """Programs that cheat (hostile_programs.toml) and programs that solve the task: only the second earn."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -67,6 +68,12 @@ def test_all_tests_of_an_answer_share_a_time_limit(kind, under, monkeypatch):
     assert time.monotonic() - start < 40  # about 1.5 s; one after the other they would take 50
 
 
+@every_kind
+def test_ctrl_c_is_for_the_training(kind):
+    with box.started("import time\ntime.sleep(9)", kind) as (process, _):
+        assert os.getpgid(process.pid) != os.getpgid(0)  # a terminal signals its group
+
+
 def test_without_protection_the_answer_is_refused_in_one_line(tmp_path):
     """The kernel refuses namespaces and nothing else, as in many containers; here a filter does."""
     for name, text in (("answer.py", "x = 1"), ("tests.py", "assert x == 1")):
@@ -97,12 +104,9 @@ def test_the_numbers_of_the_refused_calls_are_the_kernels():
     headers = ("/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "/usr/include/asm-generic/unistd.h")
     for column, header in enumerate(headers, 1):
         if Path(header).exists():
-            defined = {}
-            for line in Path(header).read_text().splitlines():
-                if line.startswith("#define __NR"):
-                    name, number = line.split()[1:3]
-                    if number.isdigit():  # not another name for the same
-                        defined[name.removeprefix("__NR").removeprefix("3264").removeprefix("_")] = number
+            # Only those with a number: the others are another name for the same.
+            found = re.findall(r"^#define __NR(?:3264)?_(\w+)\s+(\d+)", Path(header).read_text(), re.M)
+            defined = dict(found)
             assert sum(row[0] in defined for row in table) > 40  # the newest may be missing
             wrong = [row for row in table if defined.get(row[0], row[column]) != row[column]]
             assert not wrong
@@ -204,7 +208,6 @@ def test_answers_are_graded_side_by_side_within_a_bound(capsys):
 
 def test_no_more_answers_at_once_than_the_container_has_processors(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
     file = tmp_path / "cpu.max"
     assert box.processors(str(file)) == 6
     for text, count in {"max 100000": 6, "300000 100000": 3, "900000 100000": 6, "50000 100000": 1}.items():
