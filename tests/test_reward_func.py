@@ -13,17 +13,13 @@ import pytest
 import reward_func
 from task import grading
 from task.grading import extract_answer, format_ok, grade, grade_lenient, is_close, last_number, parse_number
+from task.run_grader import COURSE_REWARDS
 from task.task_rewards import compute_score
 
 CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 ANSWERS = Path(__file__).with_name("answer_cases.jsonl").read_text(encoding="utf-8").splitlines()
 
-REWARDS = (
-    reward_func.match_format_exactly,
-    reward_func.match_format_approximately,
-    reward_func.check_answer,
-    reward_func.check_numbers,
-)
+REWARDS = [getattr(reward_func, name) for name in COURSE_REWARDS]
 PERFECT = "<reasoning>16 - 3 - 4 = 9 and 9 * 2 = 18</reasoning>\n<answer>18</answer>"
 
 

@@ -96,11 +96,9 @@ def encode(value):
 
 
 def decode(data, made=()):
-    """Inverse of `encode`; an object is the one of that number in `made`. Raises for any other `data`."""
+    """Inverse of `encode`; an object is the one of that number in `made`. Other `data` raise or are plain."""
     if data is None or isinstance(data, (bool, float, str)):
         return data
-    if not isinstance(data, list):
-        raise ValueError("not an encoded value")
     kind, *parts = data
     if kind == "object":
         return made[parts[0]]
