@@ -3,9 +3,9 @@
     training  --starts-->  `python -I -S`: the warden  --forks-->  the program
 
 `namespaces` isolates it (Linux 5.12, user namespaces or real root), `limits` only limits it;
-`docs/code_answers.md` says what each one protects against. The warden holds no secrets, and exits once
-everything it started has exited. The program is process 1 of its pid namespace: when it ends, the kernel
-kills all others in it.
+`docs/code_answers.md` says what each one protects against. The program inherits the warden's memory, so the
+warden holds no secrets; it exits once everything it started has exited. The program is process 1 of its pid
+namespace: when it ends, the kernel kills all others in it.
 """
 
 import contextlib
