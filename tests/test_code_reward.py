@@ -82,9 +82,8 @@ def test_without_protection_the_answer_is_refused_in_one_line(tmp_path):
 from tools import code_reward
 import settings
 from sandbox import warden
-warden._REFUSED = ["unshare 272 97, clone 56 220 0&0x7E020000"]
-if warden.seccomp_filter():
-    warden.install(warden.seccomp_filter())
+warden.REFUSED = [["unshare", "272", "97"], ["clone", "56", "220", "0&0x7E020000"]]
+warden.install(warden.seccomp_filter())
 settings.run(code_reward.main)
 """
     command = [sys.executable, "-c", program, f"ANSWER={tmp_path}/answer.py", f"TESTS={tmp_path}/tests.py"]
@@ -99,7 +98,7 @@ settings.run(code_reward.main)
 @pytest.mark.skipif(sys.platform != "linux", reason="the filter is Linux's")
 def test_the_numbers_of_the_refused_calls_are_the_kernels():
     """Compares the tables with the kernel's headers where they are installed."""
-    table = warden.refused_calls()
+    table = warden.REFUSED
     assert len(table) > 50 and all(row[1].isdigit() and row[2].isdigit() for row in table)
     headers = ("/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "/usr/include/asm-generic/unistd.h")
     for column, header in enumerate(headers, 1):

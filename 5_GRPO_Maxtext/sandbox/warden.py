@@ -15,15 +15,10 @@ import sys
 
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # (column below, AUDIT_ARCH_*)
 
-with open(os.path.join(os.path.dirname(__file__), "refused_calls.txt")) as _file:
-    _REFUSED = [line for line in _file if not line.startswith("#")]
+with open(os.path.join(os.path.dirname(__file__), "refused_calls.txt")) as _file:  # name, numbers, conditions
+    REFUSED = [row.split() for line in _file if line[0] != "#" for row in line.split(",") if row.strip()]
 _CLONE3 = 435
 _ALLOW, _KILL, _EPERM, _ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
-
-
-def refused_calls() -> list[list[str]]:
-    """The rows of refused_calls.txt: name, two numbers, conditions."""
-    return [row.split() for line in _REFUSED for row in line.split(",") if row.strip()]
 
 
 def seccomp_filter() -> bytes:
@@ -35,7 +30,7 @@ def seccomp_filter() -> bytes:
     program += [(load, 0, 0, 0), (at_least, 0, 1, 0x40000000), (answer, 0, 0, _KILL)]  # and x32's
     # clone3 passes its flags by pointer, which a filter can't read; without it the C library uses clone.
     program += [(equal, 0, 1, _CLONE3), (answer, 0, 0, _ENOSYS)]
-    for row in refused_calls():
+    for row in REFUSED:
         body, numbers, conditions = [], row[1:3], row[3:]
         for condition in conditions:
             argument, test, constant = condition.partition("=" if "=" in condition else "&")

@@ -203,20 +203,19 @@ def make_grader(rewards: str, reward_file: str, course: ModuleType, rows: Sequen
     return Grader(tuple(names), files, [guarded(name, known[name]) for name in names])
 
 
-def place_of(error: BaseException) -> str:
-    """Where it was raised, or where the library that raised it was called: " (my_reward.py, line 7)"."""
-    ours = str(Path(__file__).parent), sys.prefix, sys.base_prefix
-    places = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((*ours, "<"))]
-    return f" ({places[-1].filename}, line {places[-1].lineno})" if places else ""
-
-
 def called(what: str, function: Callable, *arguments, **named):
-    """Calls a function of the user's; an exception becomes a one-line UserError that begins with `what`."""
+    """Calls a function of the user's; an exception becomes a one-line UserError that begins with `what`.
+
+    It ends with where it was raised, or where the library that raised it was called: (my_reward.py, line 7).
+    """
     try:
         return function(*arguments, **named)
     except (Exception, SystemExit) as error:
+        ours = (str(Path(__file__).parent), sys.prefix, sys.base_prefix, "<")
+        places = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
+        where = f" ({places[-1].filename}, line {places[-1].lineno})" if places else ""
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{what} {type(error).__name__}: {reason}; fix it{place_of(error)}") from error
+        raise UserError(f"{what} {type(error).__name__}: {reason}; fix it{where}") from error
 
 
 def load_file(path: Path, constant: str = "REWARD_FUNC") -> ModuleType:
