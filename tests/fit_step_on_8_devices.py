@@ -1,15 +1,8 @@
-"""Run by test_fit_check.py in a process of its own, which has 8 virtual CPU devices.
-
-Loads the tiny Llama as the main script does, with real weights, and the fit check's programs, abstract;
-runs both and compares.
-"""
+"""Run by test_fit_check.py in a process of its own, which has 8 virtual CPU devices."""
 
 import dataclasses
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "5_GRPO_Maxtext"))
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,35 +34,39 @@ def assert_same_arrays(tree, other):
     assert one == two
 
 
-def main(run_dir: str, trained: str) -> None:
+def run_and_compare(trained: str) -> None:
+    """The tiny Llama as the main script loads it, with weights, and the fit check's abstract programs."""
     arguments = ["BATCH_SIZE=8", "TRAIN_MICRO_BATCH_SIZE=4", "NUM_GENERATIONS=2", "SCAN_LAYERS=True", trained,
-                 "WARMUP_FRACTION=0.0"]  # fmt: skip
-    c = settings.read(demo.Constants, [*arguments, f"RUN_DIR={run_dir}"])
+                 "WARMUP_FRACTION=0.0", "RUN_DIR=run"]  # fmt: skip
+    c = settings.read(demo.Constants, arguments)
     folder, hf = llama.load_hf_config(c.MODEL)
     tokenizer = llama.load_tokenizer(folder)
     assert jax.device_count() == 8
     engines = c, dataclasses.replace(c, ROLLOUT_ENGINE="vllm")
-    made = [p for e in engines for p in fit.make_programs(e, hf, jax.devices(), tokenizer.pad_token_id)[0]]
-    programs = {name: jitted for name, jitted, _ in made}
-    beside, *of_step = next(arguments for name, _, arguments in made if name == "update")
+    programs, given, done = {}, {}, {}
+    for e in engines:
+        for name, jitted, arguments in fit.make_programs(e, hf, jax.devices(), tokenizer.pad_token_id, done):
+            programs[name], given[name] = jitted, arguments
+            if name in ("prefill", "decode"):  # decode takes what prefill returns
+                done[name] = jitted.lower(*arguments).compile()
+    beside, *of_step = given["update"]
     assert bool(jax.tree.leaves(beside)) == (trained == "LORA_RANK=0")  # the frozen reference
 
     questions, source = prompts.read_data(c, None)["train"]
     grader = run_grader.make_grader("", "", reward_func, questions)
     llm = load_llm(c, folder, hf, tokenizer)
-    too_long = Path(run_dir).parent / "too_long.csv"
-    rows = prompts.make_prompts(c, questions, source, tokenizer, grader.think_tags, too_long)
-    given, update = [], demo.update
+    rows = prompts.make_prompts(c, questions, source, tokenizer, grader.think_tags, Path("too_long.csv"))
+    called, update = [], demo.update
 
     def observed(*arguments):  # what the loop calls `update` with, at the moment before the first one
-        given.extend(arguments)
+        called.extend(arguments)
         raise InterruptedError
 
     demo.update = observed
     try:
-        train_llm(c, llm, grader, rows, Path(run_dir))
+        train_llm(c, llm, grader, rows, Path("run"))
     except InterruptedError:
-        params, opt_state, model, batch, use, optimizer = given
+        params, opt_state, model, batch, use, optimizer = called
     policy = llama.copy_of(llm.actor)
 
     of_step[2] = of_step[2].frozen
@@ -94,7 +91,3 @@ def main(run_dir: str, trained: str) -> None:
     places = fit.abstract_vllm_state(llm.reference, mesh, jnp.dtype(c.DTYPE))
     assert_same_arrays(dict(synced.flat_state()), dict(places.flat_state()))
     assert sum(x.size for x in jax.tree.leaves(synced)) == llama.count_parameters(llm.reference)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,37 +1,32 @@
 """The fit check compiles the main script's own programs, and its committed tables say what the pages say."""
 
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pages
 import pytest
+import short_runs
+from fit_step_on_8_devices import run_and_compare
 
 import settings
+from run import machine as machines
 from run import memory
 from settings import UserError
 from tools import fit_check as fit
 
 
 def table(*files):
-    rows = (row for file in files or memory.FIT_FILES for row in memory.fit_rows(file))
-    return [row for row in rows if row["peak"]]  # a case without is still to be compiled
+    paths = (machines.ASSETS / file for file in files or memory.FIT_FILES)
+    # a case without a peak is still to be compiled
+    return [row for path in paths for row in machines.rows_of(path) if row["peak"]]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trained", ["LORA_RANK=0", "LORA_RANK=4"])
-def test_what_is_compiled_is_what_trains(tmp_path, trained):
+def test_what_is_compiled_is_what_trains(empty_folder, trained):
     """On 8 virtual devices: the same arrays in the same places, step, reference and sync to the last bit."""
     flags = "--xla_force_host_platform_device_count=8 --xla_cpu_multi_thread_eigen=false"
     quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("fit_step_on_8_devices.py"), "run", trained],
-        cwd=tmp_path, env=os.environ | {"XLA_FLAGS": f"{flags} {quick}", "JAX_PLATFORMS": "cpu"},
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    short_runs.in_a_process(run_and_compare, trained, XLA_FLAGS=f"{flags} {quick}", JAX_PLATFORMS="cpu")
 
 
 def test_the_estimate_is_what_the_compiler_gives_an_update_to_begin_with():
@@ -70,10 +65,8 @@ def test_the_table_of_the_rungs_is_the_committed_one(language):
 def test_a_file_is_compiled_case_by_case_and_goes_on_where_it_stopped(monkeypatch, tmp_path):
     """What compiles is replaced, and stops at the third case; all else runs, over a copy of the file."""
     file, cases, asked = "fit_cards.csv", list(fit.committed_cases("fit_cards.csv")), []
-    (tmp_path / "assets").mkdir()
-    shutil.copy(settings.HERE / "assets" / file, tmp_path / "assets")
-    monkeypatch.setattr(memory, "HERE", tmp_path)
-    monkeypatch.setattr(settings, "HERE", tmp_path)
+    shutil.copy(machines.ASSETS / file, tmp_path)
+    monkeypatch.setattr(machines, "ASSETS", tmp_path)
 
     def one_row(*case):
         asked.append(case)
@@ -87,7 +80,7 @@ def test_a_file_is_compiled_case_by_case_and_goes_on_where_it_stopped(monkeypatc
         fit.main([f"WRITE={file}"])
     fit.main([f"WRITE={file}", "SINCE=2099-01-01"])
     assert asked == [*cases[:3], *cases[2:]] and list(fit.committed_cases(file)) == cases
-    assert [row["peak"] for row in memory.fit_rows(file)] == ["0.33"] * len(cases)
+    assert [row["peak"] for row in table(file)] == ["0.33"] * len(cases)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +91,7 @@ def test_a_file_is_compiled_case_by_case_and_goes_on_where_it_stopped(monkeypatc
 def test_the_largest_batch_is_found_by_halving(monkeypatch, name, held, beside, answers):
     """A chip holds `held` answers, beside vLLM `beside`: so many fit, and no more; one is no group."""
 
-    def check(name, algorithm, arguments, only=""):
+    def check(name, algorithm, arguments, update_alone):
         given = {"NUM_GENERATIONS": 8} | dict(argument.split("=") for argument in arguments)
         asked = int(given["BATCH_SIZE"]) * int(given["NUM_GENERATIONS"])
         each = asked / memory.named(name).chips

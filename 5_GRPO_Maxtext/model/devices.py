@@ -21,7 +21,7 @@ from jax.experimental import multihost_utils
 
 import settings
 from model.versions import first_line
-from run.machine import CARDS, TPU, Machine, attention_fault, named
+from run.machine import CARDS, CHIPS, TPU, Machine, attention_fault, named
 from settings import UserError
 
 # %% GPU ----------------------------------------------------------------------------------------------------
@@ -56,22 +56,23 @@ def on_mesh(mesh: jax.sharding.Mesh, axis_rules) -> Iterator[None]:
 
 
 def attached() -> Machine:
-    """This machine, without its memory and the GPU's compute capability."""
-    name, count, platform = jax.devices()[0].device_kind, jax.device_count(), jax.default_backend()
-    card = next((card for card, row in CARDS.items() if row["name"] == name), "")
+    """This machine; a GPU without its memory."""
+    device, count, platform = jax.devices()[0], jax.device_count(), jax.default_backend()
+    name = device.device_kind
+    if platform == "tpu":
+        family = next((family for family, chip in CHIPS.items() if name in chip.kinds), "v6e")
+        return named(f"{family}-{count * CHIPS[family].counts}")
     if platform == "gpu":
+        card = next((card for card, row in CARDS.items() if row["name"] == name), "")
         name = f"{count}x" * (count > 1) + (card or name)
-    return Machine(platform, name, kind=card, chips=count)
+        return Machine(platform, name, float(device.compute_capability), card, count)
+    return Machine(platform, name, chips=count)
 
 
 def machine_for(c) -> Machine:
     """The run's machine: MACHINE or this one; on a CPU, a large model's dry run assumes a TPU."""
-    if told := named(c.MACHINE):
-        return told
-    here = attached()
-    if here.platform == "gpu":
-        return here._replace(capability=float(jax.devices()[0].compute_capability))
-    return TPU if here.platform == "cpu" and c.DRY_RUN and not settings.is_small(c.MODEL) else here
+    planned = jax.default_backend() == "cpu" and c.DRY_RUN and not settings.is_small(c.MODEL)
+    return named(c.MACHINE) or (TPU if planned else attached())
 
 
 def check_machine(c) -> None:

@@ -27,6 +27,23 @@ def prepare(c, tables) -> None:
     check_versions()
     process.keep_compiled()
     check_method(c, tables)
+    devices.check_machine(c)
+
+
+def checked_grader(c, hf, tokenizer, course, data) -> run_grader.Grader:
+    """The grader of a run, once constants, model, questions and rewards suit each other.
+
+    `data` is from `read_questions`, `course` reward_func.py; `tokenizer` None is out of reach.
+    """
+    everything = [row for rows, _ in data.values() for row in rows]
+    grader = run_grader.make_grader(checks.rewards_of(c), c.REWARD_FUNC, course, everything)
+    checks.model(c, hf)
+    if tokenizer:
+        llama.check_teacher(c, tokenizer)
+        check_form(c, tokenizer, grader)
+    if c.ENVIRONMENT:
+        turns.load(c.ENVIRONMENT)
+    return grader
 
 
 def read_questions(c):
@@ -37,12 +54,15 @@ def read_questions(c):
 def as_asked(c, data, grader: run_grader.Grader, tokenizer, too_long=None):
     """Adds prompts to the questions and holds some out, as a run does; also each split's source in words.
 
-    `data` is from `read_questions`, or a part of it; `too_long` is a CSV file, as for `make_prompts`.
+    `data` is from `read_questions`, or a part of it; without a `tokenizer` the prompts are left out.
+    `too_long` is a CSV file, as for `make_prompts`.
     """
     rows, sources = {}, {split: source for split, (_, source) in data.items()}
     for split, (part, source) in data.items():
         part = part[: c.NUM_TEST_QUESTIONS] if split == "test" else part
-        rows[split] = part and make_prompts(c, part, source, tokenizer, grader.think_tags, too_long)
+        if part and tokenizer:
+            part = make_prompts(c, part, source, tokenizer, grader.think_tags, too_long)
+        rows[split] = part
     if c.EVAL_EVERY and "train" in rows:
         rows["validation"], rows["train"], sources["validation"] = questions.hold_out(
             rows["train"], rows["validation"], c.EVAL_QUESTIONS
@@ -66,21 +86,13 @@ def open_run(c, arguments: Sequence[str], course, tables) -> Iterator[tuple[Any,
     c = for_this_machine(c, arguments)
     prepare(c, tables)
     checks.rollout_engine(c)
-    devices.check_machine(c)
     folder, hf = llama.load_hf_config(c.MODEL)
     c = replace(c, MODEL=llama.pinned(c.MODEL, folder))
     tokenizer = llama.load_tokenizer(folder)
     data = read_questions(c)
-    everything = [row for rows, _ in data.values() for row in rows]
-    grader = run_grader.make_grader(checks.rewards_of(c), c.REWARD_FUNC, course, everything)
-    checks.model(c, hf)
-    llama.check_teacher(c, tokenizer)
+    grader = checked_grader(c, hf, tokenizer, course, data)
     if c.TEACHER:
         c = replace(c, TEACHER=llama.pinned(c.TEACHER, llama.load_hf_config(c.TEACHER)[0]))
-    check_form(c, tokenizer, grader)
-    if c.ENVIRONMENT:
-        turns.load(c.ENVIRONMENT)
-
     with devices.only_first_prints():
         devices.plan_devices(c, hf, jax.devices())  # refuses before anything is written
         with run_folder.open_run(c, arguments) as run:
