@@ -94,7 +94,7 @@ def test_the_largest_batch_is_found_by_halving(monkeypatch, name, held, beside, 
     def check(name, algorithm, arguments, update_alone):
         given = {"NUM_GENERATIONS": 8} | dict(argument.split("=") for argument in arguments)
         asked = int(given["BATCH_SIZE"]) * int(given["NUM_GENERATIONS"])
-        each = asked / memory.named(name).chips
+        each = asked / machines.named(name).chips
         row = dict(answers=asked, left=held - each, vllm_least=each, vllm_most=beside)
         return [row], f"{asked} answers"
 

@@ -55,8 +55,13 @@ def on_mesh(mesh: jax.sharding.Mesh, axis_rules) -> Iterator[None]:
         yield
 
 
-def attached() -> Machine:
-    """This machine; a GPU without its memory."""
+def machine_for(c) -> Machine:
+    """The run's machine: MACHINE or this one (if it's a GPU, without its memory).
+
+    On a CPU, a large model's dry run assumes a TPU.
+    """
+    if c.MACHINE:
+        return named(c.MACHINE)
     device, count, platform = jax.devices()[0], jax.device_count(), jax.default_backend()
     name = device.device_kind
     if platform == "tpu":
@@ -66,13 +71,8 @@ def attached() -> Machine:
         card = next((card for card, row in CARDS.items() if row["name"] == name), "")
         name = f"{count}x" * (count > 1) + (card or name)
         return Machine(platform, name, float(device.compute_capability), card, count)
-    return Machine(platform, name, chips=count)
-
-
-def machine_for(c) -> Machine:
-    """The run's machine: MACHINE or this one; on a CPU, a large model's dry run assumes a TPU."""
-    planned = jax.default_backend() == "cpu" and c.DRY_RUN and not settings.is_small(c.MODEL)
-    return named(c.MACHINE) or (TPU if planned else attached())
+    planned = c.DRY_RUN and not settings.is_small(c.MODEL)
+    return TPU if planned else Machine(platform, name, chips=count)
 
 
 def check_machine(c) -> None:

@@ -106,14 +106,6 @@ def changes(machine: Machine, given: Mapping[str, Any]) -> dict[str, tuple[Any, 
     return found | ({"BATCH_SIZE": (max(sizes), "the largest that fits, as compiled")} if sizes else {})
 
 
-def picked(machine: Machine, arguments: list[str]) -> str:
-    """The `changes` for a command line, in one line; empty if there are none."""
-    given = dict(argument.split("=", 1) for argument in arguments)
-    found = {name: value for name, value in changes(machine, given).items() if name not in given}
-    reasons = ", ".join(f"{name}={value} ({why})" for name, (value, why) in found.items())
-    return f"machine  {machine.name}: {reasons}" if reasons else ""
-
-
 def attention_fault(c, machine: Machine) -> str:
     """Why a machine can't run ATTENTION, with the remedy; empty if it can.
 

@@ -29,17 +29,6 @@ BYTES = {"float32": 4, "bfloat16": 2}  # per number
 SLICES = ("v5p-8", "v6e-8", "v5p-64", "v6e-4", "v6e-1", "v5e-8", "v5e-4", "v5e-1")  # planned without a TPU
 
 
-def machines(c) -> list[Machine]:
-    """MACHINE, or this machine's TPU or GPUs, or else all SLICES."""
-    machine = devices.machine_for(c)
-    if machine == TPU:
-        print("devices  no TPU here: planned for " + ", ".join(SLICES))
-        return [named(name) for name in SLICES]
-    if not machine.gib:
-        machine = machine._replace(gib=jax.devices()[0].memory_stats()["bytes_limit"] / GIB)
-    return [machine]
-
-
 # %% Models -------------------------------------------------------------------------------------------------
 LLAMA_3_1_8B = "meta-llama/Llama-3.1-8B-Instruct"
 # The config.json of some models by Hugging Face name, for machines that can't reach the hub.
@@ -171,14 +160,20 @@ def committed_peaks(c, hf, name: str) -> tuple[float, float]:
 def plan_memory(c, hf, parameters: int) -> str:
     """Prints which devices train and generate, and whether it fits; returns where, in a sentence.
 
-    Raises UserError with the first machine's reason if it fits on none of them.
+    Plans for MACHINE, or this machine's TPU or GPUs, or else all SLICES. Raises UserError with the first
+    one's reason if it fits on none of them.
     """
-    if settings.is_small(c.MODEL) and jax.default_backend() == "cpu" and not c.MACHINE:
+    here = devices.machine_for(c)
+    if here.platform == "cpu":
         trainer, _ = devices.plan_devices(c, hf, jax.devices())
-        print(f"devices  {len(trainer)} x {devices.attached().name}, generation by {c.ROLLOUT_ENGINE}")
+        print(f"devices  {len(trainer)} x {here.name}, generation by {c.ROLLOUT_ENGINE}")
         return "memory was not checked"
+    if here == TPU:
+        print("devices  no TPU here: planned for " + ", ".join(SLICES))
+    elif not here.gib:
+        here = here._replace(gib=jax.devices()[0].memory_stats()["bytes_limit"] / GIB)
     faults, found = [], {"fits": [], "unknown": [], "does not fit": []}
-    for machine in machines(c):
+    for machine in map(named, SLICES) if here == TPU else [here]:
         try:
             fits, said = planned(c, hf, parameters, machine)
         except UserError as error:

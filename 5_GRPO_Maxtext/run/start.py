@@ -14,7 +14,7 @@ from model.load import load_llm
 from model.versions import check_versions
 from run import checkpoints, checks, memory, process, report, run_folder
 from run.check_method import check_method
-from run.machine import picked
+from run.machine import changes
 from task import questions, run_grader, task_rewards, turns
 from task.prompts import check_form, make_prompts, read_data
 from task.task import Task, make_task
@@ -71,10 +71,14 @@ def as_asked(c, data, grader: run_grader.Grader, tokenizer, too_long=None):
 
 
 def for_this_machine(c, arguments: Sequence[str]):
-    """The constants with the defaults for MODEL, once its config.json is here, and for the machine."""
-    machine = devices.machine_for(c)
-    if (said := picked(machine, arguments)) and not settings.is_small(c.MODEL) and devices.is_first():
-        print(said)
+    """The constants with the defaults for MODEL, once its config.json is here, and for the machine.
+
+    Prints the defaults that the machine changes, and why.
+    """
+    machine, given = devices.machine_for(c), dict(argument.split("=", 1) for argument in arguments)
+    changed = {name: value for name, value in changes(machine, given).items() if name not in given}
+    if changed and not settings.is_small(c.MODEL) and devices.is_first():
+        print(f"machine  {machine.name}:", ", ".join(f"{k}={v} ({why})" for k, (v, why) in changed.items()))
     return settings.read(type(c), arguments, machine=machine)
 
 

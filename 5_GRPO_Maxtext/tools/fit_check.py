@@ -36,9 +36,9 @@ import os
 import re
 import time
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 # Before jax is imported: run on the CPU, and let the compilers work without looking for a chip or a cloud.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -93,20 +93,12 @@ COLUMNS = ("machine", "algorithm", "constants", "program", "chips", "arguments",
 
 
 # %% The programs: shapes, dtypes and shardings, without an array -------------------------------------------
-def make_programs(
-    c, hf, trainer: Sequence, pad_id: int, done: Mapping[str, Any], *,
-    critic: bool = False, update_alone: bool = False, **machine: Any,
-):  # fmt: skip
+def make_programs(c, hf, trainer: Sequence, pad_id: int, done, critic=False, update_alone=False, **machine):
     """The programs a run executes on the training chips, of a topology or real ones.
 
-    Args:
-        done: the programs compiled so far by name; the caller adds each before it asks for the next.
-        critic: whether PPO's critic and its optimizer lie beside the update.
-        update_alone: yields no other program.
-        machine: MaxText's settings for the machine to compile for; none for this one.
-
-    Yields:
-        Of each program its name, a `jax.jit`, and its arguments: first what lies in memory beside the others.
+    Yields the name of each, a `jax.jit`, and its arguments: first what lies in memory beside the others. The
+    caller compiles it into the dict `done` before asking for the next. `critic` puts PPO's, with its
+    optimizer, beside the update; `machine` has MaxText's settings for another machine than this one.
     """
     config = llama.to_run_config(c, hf, **machine)
     base, mesh = llama.abstract_model(hf, config, trainer)
@@ -277,7 +269,7 @@ def devices_of(machine: Machine) -> list:
         raise UserError(f"{constant}={machine.name}: {fault}; {remedy}") from None
 
 
-def compile_program(jitted: Callable, arguments: tuple, limit: float = math.inf, card: bool = False):
+def compile_program(jitted: Callable, arguments: tuple, limit: float, card: bool):
     """Compiles a program of `make_programs`, unless its arguments alone take more than `limit` GiB per chip.
 
     On a GPU (`card`) arguments, results and temporaries are allocated one by one.
@@ -325,9 +317,8 @@ def check(name: str, algorithm: str, arguments: Sequence[str], update_alone=Fals
         per_device_batch_size=c.BATCH_SIZE * c.NUM_GENERATIONS / len(chips),
     )  # fmt: skip
     rows, done, critic = [], {}, algorithm == "PPO"
-    programs = make_programs(
-        c, hf, trainer, IDS.pad_id(), done, critic=critic, update_alone=update_alone or critic, **target
-    )
+    alone = critic or update_alone
+    programs = make_programs(c, hf, trainer, IDS.pad_id(), done, critic, alone, **target)
     if rollout_mesh and hf.model_type == "llama" and not update_alone and importlib.util.find_spec("vllm"):
         from tools import vllm_step  # imports vLLM
 
