@@ -293,8 +293,8 @@ def ledger_table(axes: dict) -> str:
         total = parameters * sum(BYTES["float32"]) / memory.GIB
         fits = [kind for kind, chip in CHIPS.items() if total < chip.gib]
         rows.append([*cells, ", ".join(fits) or "none"])
-    parts = "bfloat16: weights + gradients + Adam", "float32"
-    return report.table(("", "parameters per device", *parts, "float32 fits, alone"), *rows)
+    sums = "bfloat16: weights + gradients + Adam", "float32"
+    return report.table(("", "parameters per device", *sums, "float32 fits, alone"), *rows)
 
 
 def llama_table(results: dict[str, dict[str, Any]]) -> str:
@@ -309,8 +309,8 @@ def llama_table(results: dict[str, dict[str, Any]]) -> str:
 
 
 # %% Main ---------------------------------------------------------------------------------------------------
-def main(arguments: Sequence[str]) -> None:
-    """Shows it all; see the module's docstring."""
+def main(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Shows it all, see the module's docstring; returns what it made with the layer and with the Llama."""
     c = settings.read(Constants, arguments)
     settings.quiet()
     check_versions()
@@ -338,6 +338,7 @@ def main(arguments: Sequence[str]) -> None:
     seconds = time.perf_counter() - started
     (run_dir / "result.json").write_text(json.dumps(tables | {"seconds": round(seconds, 1)}, indent=1) + "\n")
     print(f"\ntables: {run_dir}/result.json, total {seconds:.0f} s after imports")
+    return results, llamas
 
 
 if __name__ == "__main__":

@@ -5,12 +5,12 @@ import resource
 import shutil
 import subprocess
 import sys
-import types
 
 import huggingface_hub
 import jax
 import numpy as np
 import pytest
+from test_machine import on
 
 import grpo_llama3_1_8b_demo as demo
 import settings
@@ -23,6 +23,9 @@ FULL = ["LORA_RANK=0", "BATCH_SIZE=2", "TRAIN_MICRO_BATCH_SIZE=0"]  # all weight
 QWEN = ["MODEL=Qwen/Qwen3-0.6B", "DATASET=tiny_gsm8k", "DRY_RUN=True", "TRAIN_MICRO_BATCH_SIZE=1"]
 GIB = 2**30
 ALONE = "not compiled; weights and moments alone take"
+PARAMETERS_8B, PARAMETERS_70B = 8_030_261_248, 70_553_706_496  # as on the models' pages
+# rank 32, layers, in + out of q and o, k and v, gate, up and down
+LORA_8B = 32 * 32 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14_336))
 
 
 @pytest.fixture(autouse=True)
@@ -31,16 +34,6 @@ def without_a_network(empty_folder, tmp_path, monkeypatch):
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # nobody listens there
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "nothing"))
     monkeypatch.setattr(huggingface_hub, "get_session", None)  # called, it raises
-
-
-def parameters_of(d, f, v, kv, layers):
-    """LlamaConfig's own arithmetic: embedding, output, last norm; attention, MLP and two norms per layer."""
-    return 2 * v * d + d + layers * (2 * d * d + 2 * d * kv + 3 * d * f + 2 * d)
-
-
-PARAMETERS_8B = parameters_of(4096, 14_336, 128_256, 1024, 32)
-# rank 32, layers, in + out of q and o, k and v, gate, up and down
-LORA_8B = 32 * 32 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14_336))
 
 
 def test_the_eight_b_job_gets_its_verdict_on_a_laptop(tmp_path):
@@ -75,10 +68,8 @@ def test_a_model_that_was_not_compiled_is_not_given_the_eight_b_figures(capsys):
     demo.main([*EIGHT_B, *FULL, "MODEL=llama_70b", "BATCH_SIZE=8"])
     said = capsys.readouterr().out
     assert "llama_70b: no weights and no tokenizer in it, unchecked" in said
-    parameters = parameters_of(8192, 28_672, 128_256, 1024, 80)
-    assert (
-        f"v5p-64   unknown: 32 of 32 chips train, {ALONE} {16 * parameters / 32 / GIB:.1f} of 95.73" in said
-    )
+    least = 16 * PARAMETERS_70B / 32 / GIB
+    assert f"v5p-64   unknown: 32 of 32 chips train, {ALONE} {least:.1f} of 95.73" in said
     assert "\nv6e-8    no: BATCH_SIZE=8, lower it, or take a larger machine" in said
 
 
@@ -130,12 +121,7 @@ def test_vllm_gets_its_share_and_no_more():
 def test_the_gpus_of_this_machine_are_judged_by_what_they_have(monkeypatch, capsys, gib, fits):
     """The devices are made up: no GPU was at hand."""
     memory_stats = {"bytes_limit": gib * GIB}
-    gpu = types.SimpleNamespace(
-        device_kind="NVIDIA RTX", compute_capability="8.6", memory_stats=lambda: memory_stats
-    )
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(jax, "devices", lambda *backend: [gpu])
-    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    on(monkeypatch, "gpu", "NVIDIA RTX", compute_capability="8.6", memory_stats=lambda: memory_stats)
     c = settings.read(demo.Constants, [*EIGHT_B, "ROLLOUT_ENGINE=maxtext", "LORA_RANK=32"])
     # float32: the weights once, they are the reference's, too; A and B, two moments
     least = (4 * PARAMETERS_8B + 3 * 4 * LORA_8B) / GIB
