@@ -60,8 +60,8 @@ def machine_for(c) -> Machine:
 
     On a CPU, a large model's dry run assumes a TPU.
     """
-    if c.MACHINE:
-        return named(c.MACHINE)
+    if told := named(c.MACHINE):
+        return told
     device, count, platform = jax.devices()[0], jax.device_count(), jax.default_backend()
     name = device.device_kind
     if platform == "tpu":
