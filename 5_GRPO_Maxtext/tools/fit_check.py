@@ -305,8 +305,7 @@ def check(name: str, algorithm: str, arguments: Sequence[str], update_alone=Fals
     Returns:
         One row of COLUMNS per program; the verdict, a line.
     """
-    if not (machine := named(name)):
-        raise UserError(f"{name!r}: no such machine; {', '.join([*memory.SLICES, *CARDS])}, or 8xh100 are")
+    machine = named(name)
     c = settings.read(Constants, arguments, machine=machine)
     checks.refuse(c)
     hf = memory.published_config(c.MODEL) or dry_run.find_model(c.MODEL, weights=False)[1]
@@ -375,7 +374,7 @@ def largest(name: str, algorithm: str, arguments: Sequence[str]) -> tuple[list[d
             over = found[-1:] + over[:1]
             continue
         fitting = found + fitting
-        if card or found[-1]["vllm_least"] <= found[-1]["vllm_most"]:
+        if card or found[-1].get("vllm_least", 0) <= found[-1].get("vllm_most", 1):  # without vLLM: neither
             break
     return fitting + over[:1] if fitting else over, verdict
 
@@ -399,8 +398,10 @@ def main(arguments: list[str]) -> None:
     settings.quiet()
     versions.check_versions()
     search = memory.FIT_FILES.get(c.WRITE, c.LARGEST)
-    asked = ((name, c.ALGORITHM, given) for name in (c.CARDS or c.TOPOLOGIES).split(","))
-    table = committed_cases(c.WRITE) if c.WRITE else dict.fromkeys(asked, ())
+    names = (c.CARDS or c.TOPOLOGIES).split(",")
+    if odd := [name for name in names if not named(name)]:
+        raise UserError(f"{odd[0]!r}: no such machine; {', '.join([*memory.SLICES, *CARDS])}, or 8xh100 are")
+    table = committed_cases(c.WRITE) if c.WRITE else {(name, c.ALGORITHM, given): () for name in names}
     for case, old in table.items():
         if c.SINCE and old and min(row["compiled"] for row in old) >= c.SINCE:
             continue
