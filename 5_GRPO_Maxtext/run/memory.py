@@ -191,8 +191,8 @@ def planned(c, hf, parameters: int, machine: Machine) -> tuple[str, str]:
     trainer, rollout_mesh = devices.plan_devices(c, hf, list(range(machine.chips)))
     needs = estimate(c, hf, parameters, trainer, rollout_mesh)
     least, most = committed_peaks(c, hf, machine.name)
-    said = "compiled earlier" if least == most else "compiled earlier for a larger batch"
     if most <= machine.gib:
+        said = "compiled earlier" + " for a larger batch" * (least < most)
         return "fits", "yes: " + verdict(c, machine, len(trainer), needs, most, said)
     said = "compiled earlier" if least == most else "a smaller batch takes"
     if least < needs.training:
