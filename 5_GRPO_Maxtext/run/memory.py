@@ -192,7 +192,7 @@ def planned(c, hf, parameters: int, machine: Machine) -> tuple[str, str]:
     needs = estimate(c, hf, parameters, trainer, rollout_mesh)
     least, most = committed_peaks(c, hf, machine.name)
     if most <= machine.gib:
-        said = "compiled earlier" + " for a larger batch" * (least < most)
+        said = "compiled earlier" + " for a larger batch" * (least != most)
         return "fits", "yes: " + verdict(c, machine, len(trainer), needs, most, said)
     said = "compiled earlier" if least == most else "a smaller batch takes"
     if least < needs.training:
