@@ -19,6 +19,7 @@ import json
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +89,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from model import llama
 from model.versions import check_versions
 from run import memory, report, run_folder
+from run.machine import CHIPS
 
 
 # %% The mesh, the layer, the rules -------------------------------------------------------------------------
@@ -124,21 +126,19 @@ def train_step(layer: nnx.Linear, inputs: jax.Array, targets: jax.Array, learnin
 
 
 # %% The compiler's collectives -----------------------------------------------------------------------------
-ITEM_BYTES = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1}
 COLLECTIVE = re.compile(
     r"= (?P<shapes>\(.*?\)|\S+) (?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)"
-    r"(?:-start)?\("
+    r"(?:-start)?\((?P<rest>.*)"
 )
 
 
 def collectives(program: str, mesh: Mesh) -> list[tuple[str, str, int]]:
     """Kind, mesh axis and bytes per device of each collective in a compiled program's text (XLA's HLO)."""
     found = []
-    for line in program.splitlines():
-        if match := COLLECTIVE.search(line):
-            arrays = re.findall(r"(\w+)\[([\d,]*)\]", match["shapes"])
-            sizes = [ITEM_BYTES[dtype] * math.prod(map(int, re.findall(r"\d+", n))) for dtype, n in arrays]
-            found.append((match["kind"], axis_of(line, mesh), sum(sizes)))
+    for match in COLLECTIVE.finditer(program):
+        shapes = re.findall(r"f32\[([\d,]*)\]", match["shapes"])
+        size = sum(4 * math.prod(map(int, re.findall(r"\d+", shape))) for shape in shapes)
+        found.append((match["kind"], axis_of(match["rest"], mesh), size))
     return found
 
 
@@ -236,12 +236,12 @@ def run_llama(c: Constants, strategy: Strategy) -> dict[str, Any]:
         forward = jax.jit(lambda adapter, *x: adapter(*x, None, None)[0])
         program = forward.lower(adapter, tokens, positions).compile()
         logits = program(adapter, tokens, positions)
-    kinds = [match["kind"] for match in map(COLLECTIVE.search, program.as_text().splitlines()) if match]
+    kinds = Counter(match["kind"] for match in COLLECTIVE.finditer(program.as_text()))
     return {
         "axes": axes_in(adapter.base),
         "shards": {"/".join(map(str, p)): v.get_value().sharding.shard_shape(v.shape) for p, v in state},
         "logits": np.asarray(logits),
-        "forward": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
+        "forward": dict(sorted(kinds.items())),
     }
 
 
@@ -262,64 +262,55 @@ def show_layer(result: dict[str, Any]) -> None:
         jax.debug.visualize_array_sharding(array, use_color=False)
 
 
-def markdown(rows: dict[str, dict[str, str]]) -> str:
-    """A table of cells by row and column; the first column, the row names, has no header."""
-    head = ["", *next(iter(rows.values()))]
-    return report.table(head, *([name, *row.values()] for name, row in rows.items())).replace("|  |", "| |")
-
-
 def strategy_table(results: dict[str, dict[str, Any]]) -> str:
     """One row per strategy: shards, messages, agreement with one device; Markdown."""
-    rows = {}
+    head = "", "mesh", "rules", "weights on a device", "forward pass", "training step", "difference"
+    rows = []
     for name, result in results.items():
         strategy, weights = STRATEGIES[name], result["arrays"]["weights"]
-        sent = {
-            part: "; ".join(f"{kind} along {axis}, {size:,} bytes" for kind, axis, size in result[part])
+        sent = (
+            "; ".join(f"{kind} along {axis}, {size:,} bytes" for kind, axis, size in result[part]) or "silent"
             for part in ("forward", "step")
-        }
-        rows[name] = {
-            "mesh": " x ".join(map(str, strategy.mesh_shape)),
-            "rules": ", ".join(f"{k}: {v}" for k, v in strategy.rules.items() if v) or "nothing cut",
-            "weights on a device": " x ".join(map(str, weights.sharding.shard_shape(weights.shape))),
-            "forward pass": sent["forward"] or "silent",
-            "training step": sent["step"] or "silent",
-            "difference": largest_difference(result["results"], results["one device"]["results"]),
-        }
-    return markdown(rows)
+        )
+        shapes = strategy.mesh_shape, weights.sharding.shard_shape(weights.shape)
+        mesh, shard = (" x ".join(map(str, shape)) for shape in shapes)
+        rules = ", ".join(f"{k}: {v}" for k, v in strategy.rules.items() if v) or "nothing cut"
+        difference = largest_difference(result["results"], results["one device"]["results"])
+        rows.append([name, mesh, rules, shard, *sent, difference])
+    return report.table(head, *rows)
 
 
 def ledger_table(axes: dict) -> str:
     """Training memory per device, in GB (1e9 bytes); Markdown."""
     held = {name: ledger(axes, strategy) for name, strategy in STRATEGIES.items()}
     held["both, three rules only"] = ledger(axes, STRATEGIES["both"], {"embed": "embed", "mlp": "mlp"})
-    rows = {}
+    rows = []
     for name, parameters in held.items():
-        rows[name] = {"parameters per device": f"{parameters:,}"}
-        for dtype, parts in BYTES.items():
+        cells = [name, f"{parameters:,}"]
+        for parts in BYTES.values():
             summands = " + ".join(f"{parameters * n / 1e9:.1f}" for n in parts)
-            rows[name][dtype] = f"{summands} = {parameters * sum(parts) / 1e9:.1f} GB"
+            cells.append(f"{summands} = {parameters * sum(parts) / 1e9:.1f} GB")
         total = parameters * sum(BYTES["float32"]) / memory.GIB
-        fits = [chip for chip, (gib, *_) in memory.CHIPS.items() if total < gib]
-        rows[name]["float32 fits, alone"] = ", ".join(fits) or "none"
-    return markdown(rows).replace("bfloat16", "bfloat16: weights + gradients + Adam")
+        fits = [kind for kind, chip in CHIPS.items() if total < chip.gib]
+        rows.append([*cells, ", ".join(fits) or "none"])
+    sums = "bfloat16: weights + gradients + Adam", "float32"
+    return report.table(("", "parameters per device", *sums, "float32 fits, alone"), *rows)
 
 
 def llama_table(results: dict[str, dict[str, Any]]) -> str:
     """One row per strategy; Markdown."""
-    expected = {"logits": results["one device"]["logits"]}
-    return markdown({
-        name: {
-            "weights on a device": f"{sum(math.prod(shape) for shape in result['shards'].values()):,}",
-            "forward pass": ", ".join(f"{n} x {kind}" for kind, n in result["forward"].items()) or "silent",
-            "difference": largest_difference(result, expected),
-        }
-        for name, result in results.items()
-    })  # fmt: skip
+    rows = []
+    for name, result in results.items():
+        held = sum(map(math.prod, result["shards"].values()))
+        sent = ", ".join(f"{n} x {kind}" for kind, n in result["forward"].items()) or "silent"
+        difference = largest_difference(result, {"logits": results["one device"]["logits"]})
+        rows.append([name, f"{held:,}", sent, difference])
+    return report.table(("", "weights on a device", "forward pass", "difference"), *rows)
 
 
 # %% Main ---------------------------------------------------------------------------------------------------
-def main(arguments: Sequence[str]) -> None:
-    """Shows it all; see the module's docstring."""
+def main(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Shows it all, see the module's docstring; returns what it made with the layer and with the Llama."""
     c = settings.read(Constants, arguments)
     settings.quiet()
     check_versions()
@@ -347,6 +338,7 @@ def main(arguments: Sequence[str]) -> None:
     seconds = time.perf_counter() - started
     (run_dir / "result.json").write_text(json.dumps(tables | {"seconds": round(seconds, 1)}, indent=1) + "\n")
     print(f"\ntables: {run_dir}/result.json, total {seconds:.0f} s after imports")
+    return results, llamas
 
 
 if __name__ == "__main__":

@@ -4,11 +4,14 @@ import contextlib
 import fcntl
 import functools
 import io
+import multiprocessing
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
+from concurrent import futures
 from pathlib import Path
 
 import settings
@@ -195,6 +198,23 @@ def start(folder, *arguments, **environment):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
+
+
+def in_a_process(function, *arguments, **environment):
+    """What a test file's function returns in a new process, with these environment variables."""
+    import pytest
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        with futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            return pool.submit(function, *arguments).result()
+
+
+def free_port():
+    """A port of this machine that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
 
 
 def finish(process):

@@ -16,7 +16,7 @@ import time
 
 import numpy as np
 import pytest
-from short_runs import HANGS, SHORT, saved_steps
+from short_runs import HANGS, SHORT, free_port, saved_steps
 
 import settings
 from run.run_files import read_log
@@ -59,14 +59,6 @@ def wait_for(condition, what):
     return found
 
 
-def free_ports(count):
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     """The environment of a job, while SLURM's daemons run."""
@@ -74,8 +66,9 @@ def cluster(tmp_path_factory):
     for name in ("state", "spool"):
         (folder / name).mkdir()
     config = folder / "slurm.conf"
+    ports = free_port(), free_port()
     config.write_text(
-        CONFIG.format(ports=free_ports(2), user=getpass.getuser(), folder=folder, host=socket.gethostname())
+        CONFIG.format(ports=ports, user=getpass.getuser(), folder=folder, host=socket.gethostname())
     )
     subprocess.run(["mungekey", "--create", f"--keyfile={folder}/munge.key"], check=True)
     files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "seed-file": "seed", "log-file": "log"}

@@ -1,37 +1,116 @@
 """The fit check compiles the main script's own programs, and its committed tables say what the pages say."""
 
-import os
+import dataclasses
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pages
 import pytest
+import short_runs
+from flax import nnx
+from table_policy import train_llm
 
+import grpo_llama3_1_8b_demo as demo
+import reward_func
 import settings
-from run import memory
+from model import llama
+from model.llm import split
+from model.load import load_llm
+from run import machine as machines
+from run import memory, start
 from settings import UserError
 from tools import fit_check as fit
 
 
 def table(*files):
-    rows = (row for file in files or memory.FIT_FILES for row in memory.fit_rows(file))
-    return [row for row in rows if row["peak"]]  # a case without is still to be compiled
+    paths = (machines.ASSETS / file for file in files or memory.FIT_FILES)
+    # a case without a peak is still to be compiled
+    return [row for path in paths for row in machines.rows_of(path) if row["peak"]]
+
+
+def assert_same_arrays(tree, other):
+    """Path, shape, dtype and placement; a counter lies where the runtime puts it. Random numbers don't count:
+    nothing samples from them.
+    """
+    trees = (nnx.to_pure_dict(t.filter(nnx.Param)) if isinstance(t, nnx.State) else t for t in (tree, other))
+    one, two = (
+        {
+            jax.tree_util.keystr(path): (x.shape, x.dtype, x.ndim and x.sharding.devices_indices_map(x.shape))
+            for path, x in jax.tree_util.tree_leaves_with_path(t)
+        }
+        for t in trees
+    )
+    assert one == two
+
+
+def run_and_compare(trained: str) -> None:
+    """The tiny Llama as the main script loads it, with weights, and the fit check's abstract programs."""
+    arguments = ["BATCH_SIZE=8", "TRAIN_MICRO_BATCH_SIZE=4", "NUM_GENERATIONS=2", "SCAN_LAYERS=True", trained,
+                 "WARMUP_FRACTION=0.0", "RUN_DIR=run"]  # fmt: skip
+    c = settings.read(demo.Constants, arguments)
+    folder, hf = llama.load_hf_config(c.MODEL)
+    tokenizer = llama.load_tokenizer(folder)
+    assert jax.device_count() == 8
+    engines = c, dataclasses.replace(c, ROLLOUT_ENGINE="vllm")
+    programs, given, done = {}, {}, {}
+    for e in engines:
+        for name, jitted, arguments in fit.make_programs(e, hf, jax.devices(), tokenizer.pad_token_id, done):
+            programs[name], given[name] = jitted, arguments
+            if name in ("prefill", "decode"):  # decode takes what prefill returns
+                done[name] = jitted.lower(*arguments).compile()
+    beside, *of_step = given["update"]
+    assert bool(jax.tree.leaves(beside)) == (trained == "LORA_RANK=0")  # the frozen reference
+
+    data = start.read_questions(c)
+    grader = start.checked_grader(c, hf, tokenizer, reward_func, data)
+    rows, _ = start.as_asked(c, data, grader, tokenizer)
+    llm = load_llm(c, folder, hf, tokenizer)
+    called, update = [], demo.update
+
+    def observed(*arguments):  # what the loop calls `update` with, at the moment before the first one
+        called.extend(arguments)
+        raise InterruptedError
+
+    demo.update = observed
+    with pytest.raises(InterruptedError):
+        train_llm(c, llm, grader, rows["train"], Path("run"))
+    params, opt_state, model, batch, use, optimizer = called
+    policy = llama.copy_of(llm.actor)
+
+    of_step[2] = of_step[2].frozen
+    for real, ours in zip((params, opt_state, model.frozen, batch), of_step, strict=True):
+        assert_same_arrays(real, ours)
+
+    kept = [jax.tree.map(jnp.copy, (params, opt_state)) for _ in range(2)]  # `update` gives them away
+    theirs = update(*kept[0], model, batch, use, optimizer)
+    ours = programs["update"]({"beside": jnp.zeros(8)}, *kept[1], model, batch)
+    assert_same_arrays(ours, theirs)
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), ours[0], params)
+    assert max(jax.tree.leaves(moved)) > 1e-4 and float(ours[2]["grad_norm"]) > 0
+
+    structure, *states = split(llm.reference, nnx.LoRAParam if c.LORA_RANK else nnx.Param)
+    found = programs["reference"]((), structure, tuple(states), batch.prompt_ids, batch.completion_ids)
+    np.testing.assert_array_equal(found, llm.reference_log_probs(batch))
+    assert np.abs(found).max() > 0.1
+
+    synced = programs["sync"]((), nnx.state(policy, nnx.Param))  # as many weights, where vLLM's map puts them
+    mesh = jax.tree.leaves(params)[0].sharding.mesh
+    places = fit.abstract_vllm_state(llm.reference, mesh, jnp.dtype(c.DTYPE))
+    assert_same_arrays(dict(synced.flat_state()), dict(places.flat_state()))
+    assert sum(x.size for x in jax.tree.leaves(synced)) == llama.count_parameters(llm.reference)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trained", ["LORA_RANK=0", "LORA_RANK=4"])
-def test_what_is_compiled_is_what_trains(tmp_path, trained):
+def test_what_is_compiled_is_what_trains(empty_folder, trained):
     """On 8 virtual devices: the same arrays in the same places, step, reference and sync to the last bit."""
     flags = "--xla_force_host_platform_device_count=8 --xla_cpu_multi_thread_eigen=false"
     quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("fit_step_on_8_devices.py"), "run", trained],
-        cwd=tmp_path, env=os.environ | {"XLA_FLAGS": f"{flags} {quick}", "JAX_PLATFORMS": "cpu"},
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    short_runs.in_a_process(run_and_compare, trained, XLA_FLAGS=f"{flags} {quick}", JAX_PLATFORMS="cpu")
 
 
 def test_the_estimate_is_what_the_compiler_gives_an_update_to_begin_with():
@@ -70,10 +149,8 @@ def test_the_table_of_the_rungs_is_the_committed_one(language):
 def test_a_file_is_compiled_case_by_case_and_goes_on_where_it_stopped(monkeypatch, tmp_path):
     """What compiles is replaced, and stops at the third case; all else runs, over a copy of the file."""
     file, cases, asked = "fit_cards.csv", list(fit.committed_cases("fit_cards.csv")), []
-    (tmp_path / "assets").mkdir()
-    shutil.copy(settings.HERE / "assets" / file, tmp_path / "assets")
-    monkeypatch.setattr(memory, "HERE", tmp_path)
-    monkeypatch.setattr(settings, "HERE", tmp_path)
+    shutil.copy(machines.ASSETS / file, tmp_path)
+    monkeypatch.setattr(machines, "ASSETS", tmp_path)
 
     def one_row(*case):
         asked.append(case)
@@ -87,7 +164,7 @@ def test_a_file_is_compiled_case_by_case_and_goes_on_where_it_stopped(monkeypatc
         fit.main([f"WRITE={file}"])
     fit.main([f"WRITE={file}", "SINCE=2099-01-01"])
     assert asked == [*cases[:3], *cases[2:]] and list(fit.committed_cases(file)) == cases
-    assert [row["peak"] for row in memory.fit_rows(file)] == ["0.33"] * len(cases)
+    assert [row["peak"] for row in table(file)] == ["0.33"] * len(cases)
 
 
 @pytest.mark.parametrize(
@@ -98,10 +175,10 @@ def test_a_file_is_compiled_case_by_case_and_goes_on_where_it_stopped(monkeypatc
 def test_the_largest_batch_is_found_by_halving(monkeypatch, name, held, beside, answers):
     """A chip holds `held` answers, beside vLLM `beside`: so many fit, and no more; one is no group."""
 
-    def check(name, algorithm, arguments, only=""):
+    def check(name, algorithm, arguments, update_alone):
         given = {"NUM_GENERATIONS": 8} | dict(argument.split("=") for argument in arguments)
         asked = int(given["BATCH_SIZE"]) * int(given["NUM_GENERATIONS"])
-        each = asked / memory.named(name).chips
+        each = asked / machines.named(name).chips
         row = dict(answers=asked, left=held - each, vllm_least=each, vllm_most=beside)
         return [row], f"{asked} answers"
 

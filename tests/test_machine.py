@@ -63,10 +63,10 @@ def test_the_batch_of_a_card_is_the_largest_that_was_compiled_and_fits(tmp_path,
             ("t4", f"{qwen}=0 BATCH_SIZE=1", 1.0), ("h100", f"{qwen}=32 BATCH_SIZE=64", 9.0),
             ("t4", "MODEL=other/model LORA_RANK=32 BATCH_SIZE=32", 1.0),
             ("t4", "MODEL=not/compiled LORA_RANK=32", "")]  # fmt: skip
-    with open(tmp_path / "fits.csv", "w", newline="") as file:
-        names = "machine", "constants", "left", "algorithm"
-        csv.writer(file).writerows([names, *((*row, "GRPO") for row in rows)])
-    monkeypatch.setattr(machines, "FITS", tmp_path / "fits.csv")
+    with open(tmp_path / "fit_cards.csv", "w", newline="") as file:
+        names = "machine", "constants", "left", "algorithm", "program", "peak"
+        csv.writer(file).writerows([names, *((*row, "GRPO", "decode", row[2] and 5.0) for row in rows)])
+    monkeypatch.setattr(machines, "ASSETS", tmp_path)
     for asked, batch in (
         ("MACHINE=t4", 8), ("MACHINE=t4 LORA_RANK=0", 1), ("MACHINE=l4", 64),
         ("MACHINE=t4 MODEL=Qwen/Qwen3-0.6B@main", 8), ("MACHINE=t4 MODEL=not/compiled", 64),

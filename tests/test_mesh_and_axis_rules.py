@@ -4,46 +4,17 @@ jax's devices are fixed when it starts, and the other tests want one: so the scr
 its own, which hands back all it made.
 """
 
+import contextlib
+import io
 import json
-import os
-import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pages
 import pytest
+import short_runs
 
 from settings import HERE
 
-PROBE = """
-import contextlib, functools, io, pickle, sys
-sys.path.insert(0, sys.argv[1])
-import mesh_and_axis_rules as script
-made = {"run_strategy": {}, "run_llama": {}}
-def recorded(name, function, c, strategy):
-    key = next(key for key, value in script.STRATEGIES.items() if value is strategy)
-    made[name][key] = function(c, strategy)
-    return made[name][key]
-for name in made:
-    setattr(script, name, functools.partial(recorded, name, getattr(script, name)))
-with contextlib.redirect_stdout(io.StringIO()) as text:
-    script.main(["RUN_DIR=run"])
-for result in made["run_strategy"].values():
-    result["shards"] = {
-        name: [(s.device.id, script.np.asarray(s.data)) for s in array.addressable_shards]
-        for name, array in result.pop("arrays").items()
-    }
-axes = script.llama_8b_axes()
-ledgers = {name: script.ledger(axes, strategy) for name, strategy in script.STRATEGIES.items()}
-ledgers["three rules"] = script.ledger(axes, script.STRATEGIES["both"], {"embed": "embed", "mlp": "mlp"})
-for name, result in made["run_llama"].items():
-    result["predicted"] = {
-        k: script.shard_shape(*axes, script.STRATEGIES[name]) for k, axes in result["axes"].items()
-    }
-found = dict(text=text.getvalue(), layers=made["run_strategy"], llamas=made["run_llama"], ledgers=ledgers)
-pickle.dump(found, open("probe.pickle", "wb"))
-"""
 STRATEGIES = {  # written down once more, by hand: mesh (data, model); is it cut along (batch, embed, mlp)?
     "one device": ((1, 1), (None, None, None)),
     "data parallel": ((8, 1), ("data", None, None)),
@@ -55,16 +26,28 @@ STRATEGIES = {  # written down once more, by hand: mesh (data, model); is it cut
 B, E, M = 16, 16, 32
 
 
+def probed(folder):
+    """Runs the script with RUN_DIR=folder: its text, and what it made for each strategy, as NumPy arrays."""
+    import mesh_and_axis_rules as script
+
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        layers, llamas = script.main([f"RUN_DIR={folder}"])
+    for result in layers.values():
+        result["shards"] = {
+            name: [(s.device.id, np.asarray(s.data)) for s in array.addressable_shards]
+            for name, array in result.pop("arrays").items()
+        }
+    for name, result in llamas.items():
+        strategy = script.STRATEGIES[name]
+        result["predicted"] = {k: script.shard_shape(*axes, strategy) for k, axes in result["axes"].items()}
+    return dict(text=text.getvalue(), layers=layers, llamas=llamas)
+
+
 @pytest.fixture(scope="module")
 def probe(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mesh")
-    # Most of the time is compilation; LLVM's optimisations change no collective, and only the last bits.
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE, str(HERE)], cwd=folder, capture_output=True, text=True,
-        env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return pickle.loads((folder / "probe.pickle").read_bytes()) | {"folder": folder / "run"}
+    made = short_runs.in_a_process(probed, folder)
+    return made | {"tables": json.loads((folder / "result.json").read_text())}
 
 
 def part(size, axis, mesh, device):
@@ -145,13 +128,14 @@ def test_the_ledger_counts_llama_8b(probe):
     norms = (2 * layers + 1) * embed
     total = mlps + attention + 2 * vocab * embed + norms
     assert total == 8_030_261_248  # "8 B"
-    ledger = probe["ledgers"]
+    rows = [row.split("|") for row in probe["tables"]["ledger"].splitlines()[2:]]
+    ledger = {name.strip(): int(count.replace(",", "")) for _, name, count, *_ in rows}
     assert ledger["one device"] == ledger["data parallel"] == total  # copies save nothing
     assert ledger["tensor parallel"] == total // 8
     assert ledger["both"] == total // 2
     assert ledger["FSDP"] == (total - norms) // 8 + norms
     assert ledger["FSDP + tensor"] == (total - norms) // 8 + norms // 2
-    assert ledger["three rules"] == total - mlps // 2  # the notes' rules cut the MLPs only
+    assert ledger["both, three rules only"] == total - mlps // 2  # the notes' rules cut the MLPs only
     for cell in (
         "one device | 8,030,261,248 | 16.1 + 16.1 + 32.1 = 64.2 GB | 32.1 + 32.1 + 64.2 = 128.5 GB | none |",
         "both | 4,015,130,624 | 8.0 + 8.0 + 16.1 = 32.1 GB | 16.1 + 16.1 + 32.1 = 64.2 GB | v5p |",
@@ -176,8 +160,7 @@ def test_the_readme_shows_what_it_prints(probe, language):
     """Rows without words; the last digits of the differences depend on the machine, so up to there."""
     grid = "data 0          0        1\ndata 1          2        3\ndata 2          4        5\n"
     assert all(words in probe["text"] for words in (grid, "CPU 0,2,4,6", "CPU 1,3,5,7"))
-    result = json.loads((probe["folder"] / "result.json").read_text())
     for table in ("strategies", "ledger", "llama"):
-        assert result[table] in probe["text"]
-        for row in result[table].splitlines()[2:] * (table != "llama"):
+        assert probe["tables"][table] in probe["text"]
+        for row in probe["tables"][table].splitlines()[2:] * (table != "llama"):
             assert row.split("|", 2)[2].rsplit("|", 2)[0] in pages.text(HERE, language)

@@ -21,7 +21,7 @@ from jax.experimental import multihost_utils
 
 import settings
 from model.versions import first_line
-from run.machine import CARDS, TPU, Machine, attention_fault, named
+from run.machine import CARDS, CHIPS, TPU, Machine, attention_fault, named
 from settings import UserError
 
 # %% GPU ----------------------------------------------------------------------------------------------------
@@ -55,23 +55,24 @@ def on_mesh(mesh: jax.sharding.Mesh, axis_rules) -> Iterator[None]:
         yield
 
 
-def attached() -> Machine:
-    """This machine, without its memory and the GPU's compute capability."""
-    name, count, platform = jax.devices()[0].device_kind, jax.device_count(), jax.default_backend()
-    card = next((card for card, row in CARDS.items() if row["name"] == name), "")
-    if platform == "gpu":
-        name = f"{count}x" * (count > 1) + (card or name)
-    return Machine(platform, name, kind=card, chips=count)
-
-
 def machine_for(c) -> Machine:
-    """The run's machine: MACHINE or this one; on a CPU, a large model's dry run assumes a TPU."""
+    """The run's machine: MACHINE or this one (if it's a GPU, without its memory).
+
+    On a CPU, a large model's dry run assumes a TPU.
+    """
     if told := named(c.MACHINE):
         return told
-    here = attached()
-    if here.platform == "gpu":
-        return here._replace(capability=float(jax.devices()[0].compute_capability))
-    return TPU if here.platform == "cpu" and c.DRY_RUN and not settings.is_small(c.MODEL) else here
+    device, count, platform = jax.devices()[0], jax.device_count(), jax.default_backend()
+    name = device.device_kind
+    if platform == "tpu":
+        family = next((family for family, chip in CHIPS.items() if name in chip.kinds), "v6e")
+        return named(f"{family}-{count * CHIPS[family].counts}")
+    if platform == "gpu":
+        card = next((card for card, row in CARDS.items() if row["name"] == name), "")
+        name = f"{count}x" * (count > 1) + (card or name)
+        return Machine(platform, name, float(device.compute_capability), card, count)
+    planned = c.DRY_RUN and not settings.is_small(c.MODEL)
+    return TPU if planned else Machine(platform, name, chips=count)
 
 
 def check_machine(c) -> None:
@@ -190,35 +191,28 @@ def plan_devices(c, hf, devices: list) -> tuple[list, jax.sharding.Mesh | None]:
         trainer, sampler = devices[:trains], devices[-generates:]
     heads, kv = hf.num_attention_heads, hf.num_key_value_heads
     tensor, copies = c.TRAINER_TENSOR_PARALLEL, c.SAMPLER_DATA_PARALLEL
-    fsdp, chips = len(trainer) // tensor, len(sampler) // copies
+    fsdp, chips = max(1, len(trainer) // tensor), max(1, len(sampler) // copies)
     sequences = (c.TRAIN_MICRO_BATCH_SIZE or c.BATCH_SIZE) * c.NUM_GENERATIONS
-    fault = ""
-    if len(trainer) % tensor or kv % tensor:
-        fault = (
-            f"TRAINER_TENSOR_PARALLEL={tensor}: must divide the {len(trainer)} devices that train and the "
-            f"{kv} key/value heads of MODEL"
-        )
-    elif sequences % fsdp:
-        fault = (
-            f"BATCH_SIZE={c.BATCH_SIZE}: the {sequences} sequences of a gradient pass, "
-            f"(TRAIN_MICRO_BATCH_SIZE={c.TRAIN_MICRO_BATCH_SIZE} or BATCH_SIZE) x "
-            f"NUM_GENERATIONS={c.NUM_GENERATIONS}, must divide evenly among {fsdp} devices; change one"
-        )
-    elif vllm and hf.model_type == "qwen3" and hf.head_dim != 64 and hf.head_dim % 128:
-        # tpu-inference 0.32 pads such heads with zeros, and its norms average over the padding, too
-        fault = (
-            f"ROLLOUT_ENGINE=vllm: its engine answers wrongly with a Qwen3 whose head_dim is {hf.head_dim}; "
-            "64 and multiples of 128 are right, or set ROLLOUT_ENGINE=maxtext"
-        )
-    elif vllm and len(sampler) % copies:
-        fault = f"SAMPLER_DATA_PARALLEL={copies}: must divide the {len(sampler)} devices that generate"
-    elif vllm and (heads % chips or (kv % chips and chips % kv)):  # vLLM repeats too few kv heads
-        fault = (
-            f"SAMPLER_DATA_PARALLEL={copies}: leaves {chips} chips to a copy of the model; that must divide "
-            f"the {heads} heads of MODEL, and divide its {kv} key/value heads or be a multiple of them"
-        )
-    if fault:
-        raise UserError(fault)
+    # tpu-inference 0.32 pads such heads with zeros, and its norms average over the padding, too
+    padded = hf.model_type == "qwen3" and hf.head_dim != 64 and hf.head_dim % 128
+    rules = [  # whether it's refused, why and what to do
+        (len(trainer) % tensor or kv % tensor, f"TRAINER_TENSOR_PARALLEL={tensor}: must divide the "
+         f"{len(trainer)} devices that train and the {kv} key/value heads of MODEL"),
+        (sequences % fsdp, f"BATCH_SIZE={c.BATCH_SIZE}: the {sequences} sequences of a gradient pass, "
+         f"(TRAIN_MICRO_BATCH_SIZE={c.TRAIN_MICRO_BATCH_SIZE} or BATCH_SIZE) x NUM_GENERATIONS="
+         f"{c.NUM_GENERATIONS}, must divide evenly among {fsdp} devices; change one"),
+        (vllm and padded, "ROLLOUT_ENGINE=vllm: its engine answers wrongly with a Qwen3 whose head_dim is "
+         f"{hf.head_dim}; 64 and multiples of 128 are right, or set ROLLOUT_ENGINE=maxtext"),
+        (vllm and len(sampler) % copies,
+         f"SAMPLER_DATA_PARALLEL={copies}: must divide the {len(sampler)} devices that generate"),
+        # vLLM repeats too few key/value heads
+        (vllm and (heads % chips or (kv % chips and chips % kv)), f"SAMPLER_DATA_PARALLEL={copies}: leaves "
+         f"{chips} chips to a copy of the model; that must divide the {heads} heads of MODEL, and divide its "
+         f"{kv} key/value heads or be a multiple of them"),
+    ]  # fmt: skip
+    for refused, said in rules:
+        if refused:
+            raise UserError(said)
     if not vllm:
         return trainer, None
     return trainer, jax.sharding.Mesh(np.array(sampler).reshape(copies, chips), ("data", "model"))

@@ -25,7 +25,7 @@ from model import devices, llama, versions
 from run import checkpoints, checks, memory, run_files, run_folder, start
 from run.machine import CHIPS
 from settings import UserError, find_path, reachable
-from task import prompts, questions, run_grader, turns
+from task import questions
 
 
 def dry_run(c, arguments: Sequence[str], course: ModuleType, tables) -> None:
@@ -44,7 +44,6 @@ def dry_run(c, arguments: Sequence[str], course: ModuleType, tables) -> None:
         llama.load_hf_config(c.MODEL, weights=False)
     c = start.for_this_machine(c, arguments)
     start.prepare(c, tables)
-    devices.check_machine(c)
     with devices.only_first_prints():
         if on_target(c):
             checks.rollout_engine(c)
@@ -58,12 +57,7 @@ def dry_run(c, arguments: Sequence[str], course: ModuleType, tables) -> None:
             f"model    {source}\n         {parameters:,} parameters, {hf.num_hidden_layers} layers, "
             f"{c.DTYPE} over {c.WEIGHT_DTYPE}"
         )
-        checks.model(c, hf)
-        tokenizer = llama.load_tokenizer(folder) if folder else None
-        if tokenizer:
-            llama.check_teacher(c, tokenizer)
-        check_data(c, course, tokenizer)
-
+        check_data(c, hf, folder and llama.load_tokenizer(folder), course)
         sequences = c.BATCH_SIZE * c.NUM_GENERATIONS
         tokens = sequences * (c.MAX_PROMPT_LENGTH + c.TOTAL_GENERATION_STEPS)
         passes = c.BATCH_SIZE // (c.TRAIN_MICRO_BATCH_SIZE or c.BATCH_SIZE)
@@ -95,26 +89,25 @@ def find_model(model: str, weights: bool):
     With `weights`, a local folder must contain the weights and the tokenizer, as for a real run. Returns the
     folder with the tokenizer (None: out of reach), the config, and where that came from.
     """
-    folder, source = find_path(model), ""
-    if not folder.is_dir():
-        if reachable(huggingface_hub.constants.ENDPOINT):
-            return (*llama.load_hf_config(model, weights=False), f"{model}, from the Hugging Face hub")
-        if not (path := settings.config_path(model)):  # it isn't in the hub's cache
-            if published := memory.published_config(model):
-                said = "the hub is out of reach; published sizes from here, access and tokenizer unchecked"
-                return None, published, f"{model}: {said}"
-            fault = "no such folder, and the Hugging Face hub is out of reach; give a folder"
-            raise UserError(f"MODEL={model}: {fault}")
-        folder, source = path.parent, f"{model}, downloaded earlier to "
-    folder, hf = llama.load_hf_config(str(folder), weights)
+    local, config = find_path(model).is_dir(), settings.config_path(model)
+    if not local and reachable(huggingface_hub.constants.ENDPOINT):
+        return (*llama.load_hf_config(model, weights=False), f"{model}, from the Hugging Face hub")
+    if not config:  # it isn't in the hub's cache
+        if published := memory.published_config(model):
+            said = "the hub is out of reach; published sizes from here, access and tokenizer unchecked"
+            return None, published, f"{model}: {said}"
+        fault = "no such folder, and the Hugging Face hub is out of reach; give a folder"
+        raise UserError(f"MODEL={model}: {fault}")
+    folder, hf = llama.load_hf_config(str(config.parent), weights)
     patterns = {"weights": "*.safetensors", "tokenizer": "tokenizer*.json"}
     missing = [name for name, pattern in patterns.items() if not (weights or list(folder.glob(pattern)))]
+    source = str(folder) if local else f"{model}, downloaded earlier to {folder}"
     unchecked = f": no {' and no '.join(missing)} in it, unchecked" if missing else ""
-    return (None if "tokenizer" in missing else folder), hf, f"{source}{folder}{unchecked}"
+    return (None if "tokenizer" in missing else folder), hf, source + unchecked
 
 
-def check_data(c, course: ModuleType, tokenizer) -> None:
-    """Checks questions and rewards, and counts the prompts within the limit."""
+def check_data(c, hf, tokenizer, course: ModuleType) -> None:
+    """Checks questions and rewards, and prints how many there are; `tokenizer` None is out of reach."""
     data = {}
     try:
         data = start.read_questions(c)
@@ -122,24 +115,14 @@ def check_data(c, course: ModuleType, tokenizer) -> None:
         if on_target(c):
             raise
         print(f"data     unchecked ({error})")
-    rows = [row for read, _ in data.values() for row in read]
-    grader = run_grader.make_grader(checks.rewards_of(c), c.REWARD_FUNC, course, rows)
-    if tokenizer:
-        prompts.check_form(c, tokenizer, grader)
+    grader = start.checked_grader(c, hf, tokenizer, course, data)
     if c.ENVIRONMENT:
-        turns.load(c.ENVIRONMENT)
         print(f"world    {c.ENVIRONMENT}, at most {c.MAX_TURNS} turns")
-    if data and c.EVAL_EVERY:
-        (train, source), (validation, _) = data["train"], data["validation"]
-        held, train, held_source = questions.hold_out(train, validation, c.EVAL_QUESTIONS)
-        data |= {"train": (train, source), "validation": (held, held_source)}
-    questions.say_overlap({split: read for split, (read, _) in data.items()})
-    for split, (read, source) in data.items():
-        lengths = "lengths unchecked (no tokenizer)"
-        if tokenizer is not None and read:
-            kept = prompts.make_prompts(c, read, source, tokenizer, grader.think_tags, None)
-            lengths = f"{len(kept):,} of at most {c.MAX_PROMPT_LENGTH} tokens"
-        print(f"data     {split}: {len(read):,} questions of {source}, {lengths}")
+    rows, sources = start.as_asked(c, data, grader, tokenizer)
+    questions.say_overlap(rows)
+    lengths = f"at most {c.MAX_PROMPT_LENGTH} tokens" if tokenizer else "lengths unchecked (no tokenizer)"
+    for split, asked in rows.items():
+        print(f"data     {split}: {len(asked):,} questions of {sources[split]}, {lengths}")
     print(f"rewards  {grader}")
 
 

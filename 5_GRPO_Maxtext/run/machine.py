@@ -6,12 +6,12 @@ machine or engine; only this file decides engine, attention, dtype and batch.
 
 import csv
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 FOLDER = Path(__file__).resolve().parent
-FITS = FOLDER.parent / "assets" / "fit_cards.csv"  # what was compiled for NVIDIA cards: tools/fit_check.py
+ASSETS = FOLDER.parent / "assets"
 FLASH_BLOCK = 512  # tokens, of a TPU's flash attention: a longer sequence has to be a multiple of it
 
 
@@ -56,6 +56,20 @@ def rows_of(path: Path) -> Iterator[dict[str, str]]:
 CARDS = {row["card"]: row for row in rows_of(FOLDER / "cards.csv")}
 
 
+def compiled(machine: str, files: Iterable[str]) -> dict[str, list[dict[str, str]]]:
+    """What tools/fit_check.py wrote to these files of assets/ about a machine, by the run's constants.
+
+    A row for each program of GRPO; without the cases still to be compiled, and vLLM's step, which has a share
+    of its own.
+    """
+    found = {}
+    for row in (row for file in files for row in rows_of(ASSETS / file)):
+        ours = (row["machine"], row["algorithm"]) == (machine, "GRPO") and row["program"] != "vllm"
+        if ours and row["peak"]:
+            found.setdefault(row["constants"], []).append(row)
+    return found
+
+
 def named(name: str) -> Machine | None:
     """A TPU slice, an NVIDIA card, or several ("8xh100"); None if there's no such machine."""
     count, card = re.fullmatch(r"(?s)(?:([1-9]\d*)x)?(.*)", name).groups()
@@ -84,21 +98,12 @@ def changes(machine: Machine, given: Mapping[str, Any]) -> dict[str, tuple[Any, 
     if machine.capability < 8:
         found["DTYPE"] = ("float32", "no bfloat16 units")
     asked = str(given.get("MODEL", "")).partition("@")[0], str(given.get("LORA_RANK", 32))
-    left = {}  # GiB beside each program, by constants
-    for row in rows_of(FITS):
-        if (row["machine"], row["algorithm"]) == (machine.name, "GRPO"):
-            left.setdefault(row["constants"], []).append(float(row["left"] or "-inf"))
-    runs = [dict(word.split("=") for word in text.split()) for text, gib in left.items() if min(gib) >= 0]
-    sizes = [int(c["BATCH_SIZE"]) for c in runs if (c.get("MODEL"), c.get("LORA_RANK")) == asked]
+    sizes = []
+    for constants, rows in compiled(machine.name, ["fit_cards.csv"]).items():
+        c = dict(word.split("=") for word in constants.split())
+        if (c.get("MODEL"), c.get("LORA_RANK")) == asked and min(float(row["left"]) for row in rows) >= 0:
+            sizes.append(int(c["BATCH_SIZE"]))
     return found | ({"BATCH_SIZE": (max(sizes), "the largest that fits, as compiled")} if sizes else {})
-
-
-def picked(machine: Machine, arguments: list[str]) -> str:
-    """The `changes` for a command line, in one line; empty if there are none."""
-    given = dict(argument.split("=", 1) for argument in arguments)
-    found = {name: value for name, value in changes(machine, given).items() if name not in given}
-    reasons = ", ".join(f"{name}={value} ({why})" for name, (value, why) in found.items())
-    return f"machine  {machine.name}: {reasons}" if reasons else ""
 
 
 def attention_fault(c, machine: Machine) -> str:

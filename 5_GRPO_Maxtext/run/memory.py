@@ -10,7 +10,6 @@ import json
 import math
 import operator
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ import transformers
 
 import settings
 from model import devices, lora
-from run.machine import CHIPS, Machine, named, rows_of
+from run.machine import TPU, Machine, compiled, named
 from settings import HERE, UserError
 
 GIB = 2**30
@@ -28,21 +27,6 @@ BYTES = {"float32": 4, "bfloat16": 2}  # per number
 
 # %% Machines -----------------------------------------------------------------------------------------------
 SLICES = ("v5p-8", "v6e-8", "v5p-64", "v6e-4", "v6e-1", "v5e-8", "v5e-4", "v5e-1")  # planned without a TPU
-
-
-def machines(c) -> list[Machine]:
-    """MACHINE, or this machine's TPU or GPUs, or else all SLICES."""
-    here, names = devices.attached(), SLICES
-    if c.MACHINE:
-        names = [c.MACHINE]
-    elif here.platform == "gpu":
-        return [here._replace(gib=jax.devices()[0].memory_stats()["bytes_limit"] / GIB)]
-    elif here.platform == "tpu":
-        family = next((name for name, chip in CHIPS.items() if here.name in chip.kinds), "v6e")
-        names = [f"{family}-{here.chips * CHIPS[family].counts}"]
-    else:
-        print("devices  no TPU here: planned for " + ", ".join(SLICES))
-    return [named(name) for name in names]
 
 
 # %% Models -------------------------------------------------------------------------------------------------
@@ -132,15 +116,10 @@ def estimate(c, hf, parameters: int, trainer: list, rollout_mesh) -> Estimate:
 
 
 # %% Compiled results ---------------------------------------------------------------------------------------
-# Files in assets/, and whether their batch came from a search.
+# Files in assets/ (tools/fit_check.py has their columns), and whether their batch came from a search.
 FIT_FILES = {"fit_check.csv": False, "fit_rungs.csv": True, "fit_cards.csv": True}
 MODEL_SIZES = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
                "num_attention_heads", "num_key_value_heads", "head_dim", "tie_word_embeddings")  # fmt: skip
-
-
-def fit_rows(file: str) -> Iterator[dict[str, str]]:
-    """The rows of a file in FIT_FILES; tools/fit_check.py has their columns."""
-    return rows_of(HERE / "assets" / file)
 
 
 def kind_and_batch(c) -> tuple[tuple, tuple]:
@@ -162,21 +141,18 @@ def committed_peaks(c, hf, name: str) -> tuple[float, float]:
 
     They come from compiled runs with a smaller or equal and a larger or equal batch; else 0 and infinity.
     """
-    found: dict[str, list[float]] = {}
-    for row in (row for file in FIT_FILES for row in fit_rows(file) if row["peak"]):
-        if (row["machine"], row["algorithm"]) == (name, "GRPO") and row["program"] != "vllm":
-            found.setdefault(row["constants"], []).append(float(row["peak"]))
     least, most = 0.0, math.inf
     kind, batch = kind_and_batch(c)
-    for constants, peaks in found.items():
+    for constants, rows in compiled(name, FIT_FILES).items():
+        peak = max(float(row["peak"]) for row in rows)
         other = settings.read(type(c), [f"MODEL={LLAMA_3_1_8B}", *constants.split()])
         sizes = PUBLISHED.get(other.MODEL) or json.loads(settings.config_path(other.MODEL).read_text())
         other_kind, theirs = kind_and_batch(other)
         if other_kind == kind and all(getattr(hf, size) == sizes[size] for size in MODEL_SIZES):
             if all(map(operator.ge, batch, theirs)):
-                least = max(least, *peaks)
+                least = max(least, peak)
             if all(map(operator.le, batch, theirs)):
-                most = min(most, max(peaks))
+                most = min(most, peak)
     return least, most
 
 
@@ -184,14 +160,20 @@ def committed_peaks(c, hf, name: str) -> tuple[float, float]:
 def plan_memory(c, hf, parameters: int) -> str:
     """Prints which devices train and generate, and whether it fits; returns where, in a sentence.
 
-    Raises UserError with the first machine's reason if it fits on none of them.
+    Plans for MACHINE, or this machine's TPU or GPUs, or else all SLICES. Raises UserError with the first
+    one's reason if it fits on none of them.
     """
-    if settings.is_small(c.MODEL) and jax.default_backend() == "cpu" and not c.MACHINE:
+    here = devices.machine_for(c)
+    if here.platform == "cpu":
         trainer, _ = devices.plan_devices(c, hf, jax.devices())
-        print(f"devices  {len(trainer)} x {devices.attached().name}, generation by {c.ROLLOUT_ENGINE}")
+        print(f"devices  {len(trainer)} x {here.name}, generation by {c.ROLLOUT_ENGINE}")
         return "memory was not checked"
+    if here == TPU:
+        print("devices  no TPU here: planned for " + ", ".join(SLICES))
+    elif not here.gib:
+        here = here._replace(gib=jax.devices()[0].memory_stats()["bytes_limit"] / GIB)
     faults, found = [], {"fits": [], "unknown": [], "does not fit": []}
-    for machine in machines(c):
+    for machine in map(named, SLICES) if here == TPU else [here]:
         try:
             fits, said = planned(c, hf, parameters, machine)
         except UserError as error:
@@ -209,8 +191,8 @@ def planned(c, hf, parameters: int, machine: Machine) -> tuple[str, str]:
     trainer, rollout_mesh = devices.plan_devices(c, hf, list(range(machine.chips)))
     needs = estimate(c, hf, parameters, trainer, rollout_mesh)
     least, most = committed_peaks(c, hf, machine.name)
-    said = "compiled earlier" if least == most else "compiled earlier for a larger batch"
     if most <= machine.gib:
+        said = "compiled earlier" + " for a larger batch" * (least != most)
         return "fits", "yes: " + verdict(c, machine, len(trainer), needs, most, said)
     said = "compiled earlier" if least == most else "a smaller batch takes"
     if least < needs.training:

@@ -14,7 +14,7 @@ from model.load import load_llm
 from model.versions import check_versions
 from run import checkpoints, checks, memory, process, report, run_folder
 from run.check_method import check_method
-from run.machine import picked
+from run.machine import changes
 from task import questions, run_grader, task_rewards, turns
 from task.prompts import check_form, make_prompts, read_data
 from task.task import Task, make_task
@@ -27,6 +27,23 @@ def prepare(c, tables) -> None:
     check_versions()
     process.keep_compiled()
     check_method(c, tables)
+    devices.check_machine(c)
+
+
+def checked_grader(c, hf, tokenizer, course, data) -> run_grader.Grader:
+    """The grader of a run, once constants, model, questions and rewards suit each other.
+
+    `data` is from `read_questions`, `course` reward_func.py; `tokenizer` None is out of reach.
+    """
+    everything = [row for rows, _ in data.values() for row in rows]
+    grader = run_grader.make_grader(checks.rewards_of(c), c.REWARD_FUNC, course, everything)
+    checks.model(c, hf)
+    if tokenizer:
+        llama.check_teacher(c, tokenizer)
+        check_form(c, tokenizer, grader)
+    if c.ENVIRONMENT:
+        turns.load(c.ENVIRONMENT)
+    return grader
 
 
 def read_questions(c):
@@ -37,12 +54,15 @@ def read_questions(c):
 def as_asked(c, data, grader: run_grader.Grader, tokenizer, too_long=None):
     """Adds prompts to the questions and holds some out, as a run does; also each split's source in words.
 
-    `data` is from `read_questions`, or a part of it; `too_long` is a CSV file, as for `make_prompts`.
+    `data` is from `read_questions`, or a part of it; without a `tokenizer` the prompts are left out.
+    `too_long` is a CSV file, as for `make_prompts`.
     """
     rows, sources = {}, {split: source for split, (_, source) in data.items()}
     for split, (part, source) in data.items():
         part = part[: c.NUM_TEST_QUESTIONS] if split == "test" else part
-        rows[split] = part and make_prompts(c, part, source, tokenizer, grader.think_tags, too_long)
+        if part and tokenizer:
+            part = make_prompts(c, part, source, tokenizer, grader.think_tags, too_long)
+        rows[split] = part
     if c.EVAL_EVERY and "train" in rows:
         rows["validation"], rows["train"], sources["validation"] = questions.hold_out(
             rows["train"], rows["validation"], c.EVAL_QUESTIONS
@@ -51,10 +71,14 @@ def as_asked(c, data, grader: run_grader.Grader, tokenizer, too_long=None):
 
 
 def for_this_machine(c, arguments: Sequence[str]):
-    """The constants with the defaults for MODEL, once its config.json is here, and for the machine."""
-    machine = devices.machine_for(c)
-    if (said := picked(machine, arguments)) and not settings.is_small(c.MODEL) and devices.is_first():
-        print(said)
+    """The constants with the defaults for MODEL, once its config.json is here, and for the machine.
+
+    Prints the defaults that the machine changes, and why.
+    """
+    machine, given = devices.machine_for(c), dict(argument.split("=", 1) for argument in arguments)
+    changed = {name: value for name, value in changes(machine, given).items() if name not in given}
+    if changed and not settings.is_small(c.MODEL) and devices.is_first():
+        print(f"machine  {machine.name}:", ", ".join(f"{k}={v} ({why})" for k, (v, why) in changed.items()))
     return settings.read(type(c), arguments, machine=machine)
 
 
@@ -66,21 +90,13 @@ def open_run(c, arguments: Sequence[str], course, tables) -> Iterator[tuple[Any,
     c = for_this_machine(c, arguments)
     prepare(c, tables)
     checks.rollout_engine(c)
-    devices.check_machine(c)
     folder, hf = llama.load_hf_config(c.MODEL)
     c = replace(c, MODEL=llama.pinned(c.MODEL, folder))
     tokenizer = llama.load_tokenizer(folder)
     data = read_questions(c)
-    everything = [row for rows, _ in data.values() for row in rows]
-    grader = run_grader.make_grader(checks.rewards_of(c), c.REWARD_FUNC, course, everything)
-    checks.model(c, hf)
-    llama.check_teacher(c, tokenizer)
+    grader = checked_grader(c, hf, tokenizer, course, data)
     if c.TEACHER:
         c = replace(c, TEACHER=llama.pinned(c.TEACHER, llama.load_hf_config(c.TEACHER)[0]))
-    check_form(c, tokenizer, grader)
-    if c.ENVIRONMENT:
-        turns.load(c.ENVIRONMENT)
-
     with devices.only_first_prints():
         devices.plan_devices(c, hf, jax.devices())  # refuses before anything is written
         with run_folder.open_run(c, arguments) as run:

@@ -30,6 +30,7 @@ import datetime
 import functools
 import importlib.metadata
 import importlib.util
+import itertools
 import math
 import os
 import re
@@ -37,7 +38,7 @@ import time
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 # Before jax is imported: run on the CPU, and let the compilers work without looking for a chip or a cloud.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -65,6 +66,7 @@ from model.llm import Model, split
 from model.log_probs import log_probs_of_states
 from model.rollout import MaxTextRollout, sampling
 from run import checks, dry_run, memory
+from run import machine as machines
 from run.machine import CARDS, Machine, named
 from settings import UserError
 
@@ -91,14 +93,12 @@ COLUMNS = ("machine", "algorithm", "constants", "program", "chips", "arguments",
 
 
 # %% The programs: shapes, dtypes and shardings, without an array -------------------------------------------
-def make_programs(c, hf, trainer: Sequence, pad_id: int, algorithm: str = "GRPO", **machine: Any):
+def make_programs(c, hf, trainer: Sequence, pad_id: int, done, critic=False, update_alone=False, **machine):
     """The programs a run executes on the training chips, of a topology or real ones.
 
-    `machine` has MaxText's settings for the machine to compile for; none for this one.
-
-    Returns:
-        Of each program its name, a `jax.jit`, and its arguments: first what lies in memory beside the others,
-        or a function that makes them from the programs compiled before; how many parameters the model has.
+    Yields the name of each, a `jax.jit`, and its arguments: first what lies in memory beside the others. The
+    caller compiles it into the dict `done` before asking for the next. `critic` puts PPO's, with its
+    optimizer, beside the update; `machine` has MaxText's settings for another machine than this one.
     """
     config = llama.to_run_config(c, hf, **machine)
     base, mesh = llama.abstract_model(hf, config, trainer)
@@ -113,16 +113,15 @@ def make_programs(c, hf, trainer: Sequence, pad_id: int, algorithm: str = "GRPO"
     )
     weights, everything = nnx.state(plain, nnx.Param), nnx.state(model, nnx.Param)
     frozen, reference = weights if c.LORA_RANK else (), weights if memory.weight_copies(c) > 1 else ()
-    rules, programs = tuple(map(tuple, config.logical_axis_rules)), []
+    rules = tuple(map(tuple, config.logical_axis_rules))
 
-    def add(name, function, arguments, *beside, donated=(), out=None):
+    def program(name, function, arguments, *beside, donated=(), out=None):
         def traced(beside, *arguments):
             with devices.on_mesh(mesh, rules):
                 return function(*arguments)
 
         jitted = jax.jit(traced, donate_argnums=donated, keep_unused=True, out_shardings=out)
-        later = (lambda compiled: (beside, *arguments(compiled))) if callable(arguments) else None
-        programs.append((name, jitted, later or (beside, *arguments)))
+        return name, jitted, (beside, *arguments)
 
     def array(dtype, *shape, axes=()):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P(*axes)))
@@ -130,7 +129,7 @@ def make_programs(c, hf, trainer: Sequence, pad_id: int, algorithm: str = "GRPO"
     def merge(params):
         return lora.merge(params, c.LORA_ALPHA / c.LORA_RANK) if c.LORA_RANK else params
 
-    if algorithm == "GRPO" and c.ROLLOUT_ENGINE == "maxtext":
+    if c.ROLLOUT_ENGINE == "maxtext" and not update_alone:
         one_chip = mesh.size == 1
         rollout = MaxTextRollout(
             plain, IDS, mesh, sampling(c), maxtext_config=config, hf=hf,
@@ -141,27 +140,22 @@ def make_programs(c, hf, trainer: Sequence, pad_id: int, algorithm: str = "GRPO"
         decoder = nnx.state(base, nnx.Param), jax.tree.map(lambda x: array(x.dtype, *x.shape), rollout._rest)
         beside = opt_state, reference, everything if c.LORA_RANK else ()  # it decodes with W + A B
 
-        def results(compiled):  # the compiler decides where the prompts' KV cache lies
+        def results(name):  # the compiler decides where the prompts' KV cache lies
             return jax.tree.map(
                 lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-                compiled.out_info, compiled.output_shardings,
+                done[name].out_info, done[name].output_shardings,
             )  # fmt: skip
 
-        def of_spread(compiled):
-            return [results(compiled["prefill"])], rows
-
-        def of_decode(compiled):
-            logits, cache = results(compiled["spread" if one_chip else "prefill"])
-            return *decoder, cache, logits, rows, random, array(jnp.float32), 0
-
-        add("prefill", rollout._prompt_pass, (*decoder, prompts), *beside)
+        yield program("prefill", rollout._prompt_pass, (*decoder, prompts), *beside)
         if one_chip:
-            add("spread", rollout._spread_rows, of_spread, *beside, frozen)
+            yield program("spread", rollout._spread_rows, ([results("prefill")], rows), *beside, frozen)
+        logits, cache = results("spread" if one_chip else "prefill")
         options = dict(methods=rollout._methods, max_tokens=c.TOTAL_GENERATION_STEPS)
         decode, whole = functools.partial(rollout._decode_all, **options), random.sharding
-        add("decode", decode, of_decode, *beside, donated=3, out=(whole, whole, None))  # the cache
+        given = *decoder, cache, logits, rows, random, array(jnp.float32), 0
+        yield program("decode", decode, given, *beside, donated=3, out=(whole, whole, None))  # the cache
         if c.LORA_RANK:
-            add("merge", merge, (nnx.state(model.base, nnx.Param),), opt_state, reference)
+            yield program("merge", merge, (nnx.state(model.base, nnx.Param),), opt_state, reference)
 
     passes = c.BATCH_SIZE // (c.TRAIN_MICRO_BATCH_SIZE or c.BATCH_SIZE)
     N, T = c.BATCH_SIZE * c.NUM_GENERATIONS // passes, c.TOTAL_GENERATION_STEPS
@@ -180,33 +174,33 @@ def make_programs(c, hf, trainer: Sequence, pad_id: int, algorithm: str = "GRPO"
     policy = Model(graphdef, rest, temperature, pad_id, c.LOGITS_CLIP, c.NUM_GENERATIONS, mesh, rules)
     use = grpo_variants.choose(c, demo.TABLES)
     update = functools.partial(demo.update.__wrapped__, use=use, optimizer=optimizer)
-    critic = (frozen, params, opt_state) if algorithm == "PPO" else ()
-    add("update", update, (params, opt_state, policy, batch), reference, critic, donated=(1, 2))
-    if algorithm == "GRPO":
-        log_probs = functools.partial(
-            log_probs_of_states, pad_id=pad_id, temperature=c.TEMPERATURE, logits_clip=c.LOGITS_CLIP,
-            num_generations=c.NUM_GENERATIONS,
-        )  # fmt: skip
-        if c.BETA:  # LoRA's frozen weights are the reference's own
-            structure, *states = split(plain, trained)
-            given = structure, tuple(states), prompts, tokens
-            add("reference", log_probs, given, params if c.LORA_RANK else weights, opt_state)
-        if c.NUM_ITERATIONS > 1:
-            add("old", log_probs, (graphdef, (params, rest), prompts, tokens), opt_state, reference)
-        if c.ROLLOUT_ENGINE == "vllm":
+    beside = (frozen, params, opt_state) if critic else ()
+    yield program("update", update, (params, opt_state, policy, batch), reference, beside, donated=(1, 2))
+    if update_alone:
+        return
+    log_probs = functools.partial(
+        log_probs_of_states, pad_id=pad_id, temperature=c.TEMPERATURE, logits_clip=c.LOGITS_CLIP,
+        num_generations=c.NUM_GENERATIONS,
+    )  # fmt: skip
+    if c.BETA:  # LoRA's frozen weights are the reference's own
+        structure, *states = split(plain, trained)
+        given = structure, tuple(states), prompts, tokens
+        yield program("reference", log_probs, given, params if c.LORA_RANK else weights, opt_state)
+    if c.NUM_ITERATIONS > 1:
+        yield program("old", log_probs, (graphdef, (params, rest), prompts, tokens), opt_state, reference)
+    if c.ROLLOUT_ENGINE == "vllm":
 
-            def sync(params):
-                vllm_state = abstract_vllm_state(plain, mesh, jnp.dtype(c.DTYPE))  # it is filled in place
-                return transfer_state_with_mappings(
-                    merge(params), vllm_state, key_mappings=plain.to_hf_mappings(),
-                    key_mapping_hook_fns=plain.to_hf_hook_fns(), transpose_keys=plain.to_hf_transpose_keys(),
-                    reshard_fn=lambda new, place: {
-                        k: jax.lax.with_sharding_constraint(v, place[k]) for k, v in new.items()
-                    },
-                )  # fmt: skip
+        def sync(params):
+            vllm_state = abstract_vllm_state(plain, mesh, jnp.dtype(c.DTYPE))  # it is filled in place
+            return transfer_state_with_mappings(
+                merge(params), vllm_state, key_mappings=plain.to_hf_mappings(),
+                key_mapping_hook_fns=plain.to_hf_hook_fns(), transpose_keys=plain.to_hf_transpose_keys(),
+                reshard_fn=lambda new, place: {
+                    k: jax.lax.with_sharding_constraint(v, place[k]) for k, v in new.items()
+                },
+            )  # fmt: skip
 
-            add("sync", sync, (everything,), opt_state, reference)
-    return programs, sum(x.size for x in jax.tree.leaves(weights))
+        yield program("sync", sync, (everything,), opt_state, reference)
 
 
 def abstract_lora(c, plain: TunixMaxTextAdapter, mesh, config) -> TunixMaxTextAdapter:
@@ -215,13 +209,13 @@ def abstract_lora(c, plain: TunixMaxTextAdapter, mesh, config) -> TunixMaxTextAd
     def add(plain):
         return lora.add_lora(plain, mesh, config, c.LORA_RANK, c.LORA_ALPHA, c.LORA_TARGETS, c.SEED)[0]
 
-    shardings = {path: leaf.get_value().sharding for path, leaf in nnx.to_flat_state(nnx.state(plain))}
+    places = {path: x.sharding for path, x in jax.tree_util.tree_leaves_with_path(nnx.state(plain))}
     graphdef, state = nnx.split(nnx.eval_shape(add, plain))
-    placed = []
-    for path, leaf in nnx.to_flat_state(state):
-        x, sharding = leaf.get_value(), shardings.get(path, NamedSharding(mesh, P()))  # P(): A and B
-        placed.append((path, leaf.replace(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding))))
-    return nnx.merge(graphdef, nnx.from_flat_state(placed))
+
+    def placed(path, x):
+        return x.update(sharding=places.get(path, NamedSharding(mesh, P())))  # P(): A and B
+
+    return nnx.merge(graphdef, jax.tree_util.tree_map_with_path(placed, state))
 
 
 def abstract_vllm_state(model, mesh, dtype) -> nnx.State:
@@ -275,7 +269,7 @@ def devices_of(machine: Machine) -> list:
         raise UserError(f"{constant}={machine.name}: {fault}; {remedy}") from None
 
 
-def compile_program(jitted: Callable, arguments: tuple, limit: float = math.inf, card: bool = False):
+def compile_program(jitted: Callable, arguments: tuple, limit: float, card: bool):
     """Compiles a program of `make_programs`, unless its arguments alone take more than `limit` GiB per chip.
 
     On a GPU (`card`) arguments, results and temporaries are allocated one by one.
@@ -303,17 +297,15 @@ def compile_program(jitted: Callable, arguments: tuple, limit: float = math.inf,
     return {name: n / memory.GIB for name, n in sizes.items()}, compiled
 
 
-def check(name: str, algorithm: str, arguments: Sequence[str], only: str = "") -> tuple[list[dict], str]:
+def check(name: str, algorithm: str, arguments: Sequence[str], update_alone=False) -> tuple[list[dict], str]:
     """Compiles the programs of one configuration, prints as it goes, and stops at one that doesn't fit.
 
-    `name` is the slice's or the cards', `arguments` are the main script's constants; `only` one program is
-    compiled ("" is all).
+    `name` is the slice's or the cards', `arguments` are the main script's constants.
 
     Returns:
         One row of COLUMNS per program; the verdict, a line.
     """
-    if not (machine := named(name)):
-        raise UserError(f"{name!r}: no such machine; {', '.join([*memory.SLICES, *CARDS])}, or 8xh100 are")
+    machine = named(name)
     c = settings.read(Constants, arguments, machine=machine)
     checks.refuse(c)
     hf = memory.published_config(c.MODEL) or dry_run.find_model(c.MODEL, weights=False)[1]
@@ -323,22 +315,21 @@ def check(name: str, algorithm: str, arguments: Sequence[str], only: str = "") -
         hardware="tpu", compile_topology=name, compile_topology_num_slices=1,
         per_device_batch_size=c.BATCH_SIZE * c.NUM_GENERATIONS / len(chips),
     )  # fmt: skip
-    programs, parameters = make_programs(c, hf, trainer, IDS.pad_id(), algorithm, **target)
-    if rollout_mesh and hf.model_type == "llama" and importlib.util.find_spec("vllm"):
+    rows, done, critic = [], {}, algorithm == "PPO"
+    alone = critic or update_alone
+    programs = make_programs(c, hf, trainer, IDS.pad_id(), done, critic, alone, **target)
+    if rollout_mesh and hf.model_type == "llama" and not update_alone and importlib.util.find_spec("vllm"):
         from tools import vllm_step  # imports vLLM
 
         step, of_step = vllm_step.step_program(c, hf, rollout_mesh, machine.kind)
-        programs.append(("vllm", jax.jit(step, donate_argnums=1), of_step))
-    needs = memory.estimate(c, hf, parameters, trainer, rollout_mesh if algorithm == "GRPO" else None)
+        programs = itertools.chain(programs, [("vllm", jax.jit(step, donate_argnums=1), of_step)])
+    model, _ = llama.abstract_model(hf, llama.to_run_config(c, hf, **target), trainer)
+    needs = memory.estimate(c, hf, llama.count_parameters(model), trainer, None if critic else rollout_mesh)
     case = f"{name} {algorithm} {' '.join(arguments)}".strip()
     packages = ("jax", "jax-cuda13-plugin" if card else "libtpu")  # a row is valid for their versions
     pins = " ".join(f"{package} {importlib.metadata.version(package)}" for package in packages)
-    rows, done = [], {}
     for program, jitted, given in programs:
-        if only not in ("", program):
-            continue
         started = time.perf_counter()
-        given = given(done) if callable(given) else given
         with jax.set_mesh(rollout_mesh) if program == "vllm" else contextlib.nullcontext():
             sizes, done[program] = compile_program(jitted, given, machine.gib, card)
         peak, seconds = sizes["peak"], time.perf_counter() - started
@@ -357,8 +348,8 @@ def check(name: str, algorithm: str, arguments: Sequence[str], only: str = "") -
         said = f"compiled, {worst['program']}"
         return rows, f"{case}: yes: {memory.verdict(c, machine, len(trainer), needs, worst['peak'], said)}"
     except UserError as error:
-        critic = "ALGORITHM=PPO, take GRPO, which has no critic; or " if algorithm == "PPO" else ""
-        return rows, f"{case}: no: {critic}{error}"
+        remedy = "ALGORITHM=PPO, take GRPO, which has no critic; or " if critic else ""
+        return rows, f"{case}: no: {remedy}{error}"
 
 
 def largest(name: str, algorithm: str, arguments: Sequence[str]) -> tuple[list[dict], str]:
@@ -378,12 +369,12 @@ def largest(name: str, algorithm: str, arguments: Sequence[str]) -> tuple[list[d
             if group < 2:  # one answer has no group to be compared with
                 continue
             sizes = f"BATCH_SIZE={answers // group}", f"NUM_GENERATIONS={group}"
-        found, verdict = check(name, algorithm, (*arguments, *sizes), only="" if card else "update")
+        found, verdict = check(name, algorithm, (*arguments, *sizes), update_alone=not card)
         if found[-1]["left"] < 0:
             over = found[-1:] + over[:1]
             continue
         fitting = found + fitting
-        if card or found[-1]["vllm_least"] <= found[-1]["vllm_most"]:
+        if card or found[-1].get("vllm_least", 0) <= found[-1].get("vllm_most", 1):  # without vLLM: neither
             break
     return fitting + over[:1] if fitting else over, verdict
 
@@ -392,7 +383,7 @@ def largest(name: str, algorithm: str, arguments: Sequence[str]) -> tuple[list[d
 def committed_cases(file: str) -> dict[tuple, list[dict]]:
     """Rows of a file in assets/ by case: machine, algorithm, and the constants that aren't searched for."""
     found, searched = {}, SEARCHED if memory.FIT_FILES[file] else ()
-    for row in memory.fit_rows(file):
+    for row in machines.rows_of(machines.ASSETS / file):
         constants = tuple(text for text in row["constants"].split() if not text.startswith(searched))
         found.setdefault((row["machine"], row["algorithm"], constants), []).append(row)
     return found
@@ -407,8 +398,10 @@ def main(arguments: list[str]) -> None:
     settings.quiet()
     versions.check_versions()
     search = memory.FIT_FILES.get(c.WRITE, c.LARGEST)
-    asked = ((name, c.ALGORITHM, given) for name in (c.CARDS or c.TOPOLOGIES).split(","))
-    table = committed_cases(c.WRITE) if c.WRITE else dict.fromkeys(asked, ())
+    names = (c.CARDS or c.TOPOLOGIES).split(",")
+    if odd := [name for name in names if not named(name)]:
+        raise UserError(f"{odd[0]!r}: no such machine; {', '.join([*memory.SLICES, *CARDS])}, or 8xh100 are")
+    table = committed_cases(c.WRITE) if c.WRITE else {(name, c.ALGORITHM, given): () for name in names}
     for case, old in table.items():
         if c.SINCE and old and min(row["compiled"] for row in old) >= c.SINCE:
             continue
@@ -418,7 +411,7 @@ def main(arguments: list[str]) -> None:
             table[case] = [  # two decimals for GiB and seconds
                 {name: f"{x:.2f}" if isinstance(x, float) else x for name, x in row.items()} for row in rows
             ]
-            with open(settings.HERE / "assets" / c.WRITE, "w", newline="") as file:
+            with open(machines.ASSETS / c.WRITE, "w", newline="") as file:
                 writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
                 writer.writeheader()
                 writer.writerows(row for rows in table.values() for row in rows)
