@@ -74,18 +74,25 @@ CHANGED = {  # what is done to the files, and what is then another
     "the chat template": (
         lambda: edit("model/chat_template.jinja", "<|assistant|>", "<answer>"), "MODEL DATASET TEST_DATASET"
     ),
-    "a reward": (lambda: edit("own.py", "1.0", "-1.0"), "REWARD_FUNC"),
-    "a reward of the course": (lambda: edit("course.py", "1 ", "2 "), "reward_func.py"),
+    "rewards": (
+        lambda: [edit("own.py", "1.0", "-1.0"), edit("course.py", "1 ", "2 ")], "REWARD_FUNC reward_func.py"
+    ),
     "a method": (lambda: edit("method.py", "1 ", "2 "), "METHOD"),
     "a world": (lambda: edit("world.py", "1 ", "2 "), "ENVIRONMENT"),
     "the training questions' order": (
         lambda: lines("data/train.jsonl", lambda rows: rows[::-1]), "DATASET"
     ),
-    "right answers of the test": (lambda: edit("data/test.jsonl", "#### ", "#### 1"), "TEST_DATASET"),
-    "held-out answers": (lambda: edit("data/validation.jsonl", "#### ", "#### 1"), "DATASET"),
-    "a question beyond NUM_TEST_QUESTIONS": (lambda: lines("data/test.jsonl", lambda rows: rows[:-1]), ""),
-    "remarks": (lambda: [edit("method.py", "one", "uno"), edit("own.py", "def", "# points\ndef")], ""),
-    "a copy": (lambda: [Path("model").rename("moved"), shutil.copytree("moved", "model")], ""),
+    "right answers": (
+        lambda: [edit(f"data/{split}.jsonl", "#### ", "#### 1") for split in ("test", "validation")],
+        "TEST_DATASET DATASET",
+    ),
+    "nothing that counts": (
+        lambda: [
+            lines("data/test.jsonl", lambda rows: rows[:-1]),  # beyond NUM_TEST_QUESTIONS
+            edit("method.py", "one", "uno"), edit("own.py", "def", "# points\ndef"),
+            Path("model").rename("moved"), shutil.copytree("moved", "model"),
+        ], "",
+    ),
 }  # fmt: skip
 
 
@@ -125,9 +132,6 @@ READERS = {
 @pytest.mark.parametrize("name", READERS)
 def test_every_reader_of_a_checkpoint_says_that_its_base_is_another(run, name, capsys):
     """With all weights trained the base is only compared with; LoRA's A and B fit no other."""
-    READERS[name]()
-    assert "the content" not in capsys.readouterr().out
-    shutil.rmtree("hf", ignore_errors=True)
     move_one_weight("model")
     READERS[name]()
     assert "note: MODEL=model: the content isn't what the run in" in capsys.readouterr().out
@@ -138,13 +142,12 @@ def test_every_reader_of_a_checkpoint_says_that_its_base_is_another(run, name, c
     assert not Path("hf").exists()
 
 
-def test_a_run_does_not_go_on_with_another_reward(capsys):
-    """Through the whole main script; and it does with the old one."""
-    arguments = [*SHORT, "NUM_BATCHES=2", "EVAL_EVERY=0", "REWARD_FUNC=own.py", "REWARDS=own", "RUN_DIR=r"]
+def test_a_run_does_not_go_on_with_another_model(run, capsys):
+    """And it does with a copy of the old one."""
+    arguments = [*SHORT, "MODEL=model", "RUN_DIR=run"]
     demo.main(arguments)
-    edit("own.py", "1.0", "-1.0")
-    with pytest.raises(UserError, match=r"^REWARD_FUNC=own.py: the content isn't what the run in RUN_DIR=r"):
+    out = capsys.readouterr().out
+    assert "going on after step 8 of 8" in out and "the content" not in out
+    move_one_weight("model")
+    with pytest.raises(UserError, match=r"^MODEL=model: the content isn't what the run in RUN_DIR=run"):
         demo.main(arguments)
-    edit("own.py", "-1.0", "1.0")
-    demo.main(arguments)
-    assert "going on after step 2 of 2" in capsys.readouterr().out

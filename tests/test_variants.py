@@ -66,10 +66,11 @@ def test_gdpo_normalises_each_reward_by_itself():
 
 
 class Echo:
-    """A language model whose answers are its prompts, one token each."""
+    """A language model that answers with the prompt; every other answer is cut off."""
 
     def generate(self, questions, step):
-        return SimpleNamespace(ended=np.arange(len(questions["prompts"])) % 2 == 0)
+        ids = questions["prompts"].astype(int)
+        return Answers(*[ids] * 6, ended=np.arange(len(ids)) % 2 == 0)
 
 
 def rollouts(c, rewards_of, rights_of=None, steps=1, train=40, carried=None, start=0):
@@ -89,9 +90,9 @@ def rollouts(c, rewards_of, rights_of=None, steps=1, train=40, carried=None, sta
         def grade(self, questions, answers):
             asked.append(questions["question"][::2].tolist())
             rewards = np.array([rewards_of(question) for question in asked[-1]], float)
-            ended, mask = answers.ended.reshape(-1, 2), np.ones((len(rewards), 2, 3), bool)
+            answers = Answers(*[x.reshape(-1, 2) for x in answers])
             columns = {name: column.reshape(-1, 2) for name, column in questions.items()}
-            return Samples(columns, Answers(*[ended] * 7), {"reward": rewards}, rewards, mask)
+            return Samples(columns, answers, {"reward": rewards}, rewards, np.ones((len(rewards), 2, 3), bool))
 
         def right(self, samples):
             return np.array([rights_of(question) for question in samples.questions["question"][:, 0]])
@@ -126,6 +127,8 @@ def test_a_refill_asks_other_questions_until_every_group_has_a_signal():
     [some], asked = rollouts(c, lambda q: (1, 2) if q == lucky else (1, 1))
     assert len(asked) == 1 + variants.MAX_REFILLS and asked[0] == good.questions["question"][:, 0].tolist()
     assert some.questions["question"][:, 0].tolist() == [lucky, asked[0][0]]
+    assert (some.questions["question"].astype(int) == some.answers.completion_ids).all()
+    assert some.rewards.tolist() == [[1, 2], [1, 1]]
     assert some.mask.any(axis=(1, 2)).tolist() == [True, False]
     assert some.sampled.questions["question"][:, 0].tolist() == [q for batch in asked for q in batch]
     both = {lucky, asked[1][0]}
