@@ -90,9 +90,9 @@ def rollouts(c, rewards_of, rights_of=None, steps=1, train=40, carried=None, sta
         def grade(self, questions, answers):
             asked.append(questions["question"][::2].tolist())
             rewards = np.array([rewards_of(question) for question in asked[-1]], float)
-            answers = Answers(*[x.reshape(-1, 2) for x in answers])
+            answers, mask = Answers(*[x.reshape(-1, 2) for x in answers]), np.ones((len(rewards), 2, 3), bool)
             columns = {name: column.reshape(-1, 2) for name, column in questions.items()}
-            return Samples(columns, answers, {"reward": rewards}, rewards, np.ones((len(rewards), 2, 3), bool))
+            return Samples(columns, answers, {"reward": rewards}, rewards, mask)
 
         def right(self, samples):
             return np.array([rights_of(question) for question in samples.questions["question"][:, 0]])
