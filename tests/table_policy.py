@@ -72,11 +72,8 @@ def weights_of(c, mask) -> np.ndarray:
 
 
 def as_batch(fields) -> demo.Batch:
-    """Arrays [N, ...] as a `Batch`: the numbers in float32."""
-    arrays = {name: np.asarray(x) for name, x in fields.items() if x is not None}
-    return demo.Batch(**{
-        name: jnp.asarray(x, jnp.float32 if x.dtype == np.float64 else x.dtype) for name, x in arrays.items()
-    })  # fmt: skip
+    """Arrays [N, ...] as a `Batch`: jax makes their numbers float32 and int32."""
+    return demo.Batch(**{name: jnp.asarray(x) for name, x in fields.items() if x is not None})
 
 
 def one_device() -> jax.sharding.Mesh:

@@ -67,47 +67,37 @@ def lines(path, change):
     Path(path).write_text("\n".join(change(Path(path).read_text().splitlines())))
 
 
-CHANGED = {  # what is done to the files, and what is then another
-    "a weight": (lambda: move_one_weight("model"), "MODEL"),
-    "a weight of the teacher": (lambda: move_one_weight("teacher"), "TEACHER"),
-    "a number in the config": (lambda: edit("model/config.json", "1e-05", "2e-05"), "MODEL"),
-    "the chat template": (
-        lambda: edit("model/chat_template.jinja", "<|assistant|>", "<answer>"), "MODEL DATASET TEST_DATASET"
-    ),
-    "rewards": (
-        lambda: [edit("own.py", "1.0", "-1.0"), edit("course.py", "1 ", "2 ")], "REWARD_FUNC reward_func.py"
-    ),
-    "a method": (lambda: edit("method.py", "1 ", "2 "), "METHOD"),
-    "a world": (lambda: edit("world.py", "1 ", "2 "), "ENVIRONMENT"),
-    "the training questions' order": (
-        lambda: lines("data/train.jsonl", lambda rows: rows[::-1]), "DATASET"
-    ),
-    "right answers": (
-        lambda: [edit(f"data/{split}.jsonl", "#### ", "#### 1") for split in ("test", "validation")],
-        "TEST_DATASET DATASET",
-    ),
-    "nothing that counts": (
-        lambda: [
-            lines("data/test.jsonl", lambda rows: rows[:-1]),  # beyond NUM_TEST_QUESTIONS
-            edit("method.py", "one", "uno"), edit("own.py", "def", "# points\ndef"),
-            Path("model").rename("moved"), shutil.copytree("moved", "model"),
-        ], "",
-    ),
-}  # fmt: skip
+CHANGES = [  # what is done to the files, and what is then another
+    (lambda: move_one_weight("model"), "MODEL"),
+    (lambda: move_one_weight("teacher"), "TEACHER"),
+    (lambda: edit("model/config.json", "1e-05", "2e-05"), "MODEL"),
+    (lambda: edit("model/chat_template.jinja", "<|assistant|>", "<answer>"), "MODEL DATASET TEST_DATASET"),
+    (lambda: edit("own.py", "1.0", "-1.0"), "REWARD_FUNC"),
+    (lambda: edit("course.py", "1 ", "2 "), "reward_func.py"),
+    (lambda: edit("method.py", "1 ", "2 "), "METHOD"),
+    (lambda: edit("world.py", "1 ", "2 "), "ENVIRONMENT"),
+    (lambda: lines("data/train.jsonl", lambda rows: rows[::-1]), "DATASET"),
+    (lambda: edit("data/test.jsonl", "#### ", "#### 1"), "TEST_DATASET"),
+    (lambda: edit("data/validation.jsonl", "#### ", "#### 1"), "DATASET"),
+    (lambda: lines("data/test.jsonl", lambda rows: rows[:-1]), ""),  # beyond NUM_TEST_QUESTIONS
+    (lambda: [edit("method.py", "one", "uno"), edit("own.py", "def", "# points\ndef")], ""),
+    (lambda: [Path("model").rename("moved"), shutil.copytree("moved", "model")], ""),
+]
 
 
-@pytest.mark.parametrize("name", CHANGED)
-def test_what_has_changed_is_named_and_nothing_else(name):
-    change, names = CHANGED[name]
+def test_what_has_changed_is_named_and_nothing_else():
     before, c = found(), settings.read(demo.Constants, USED)
-    change()
-    now = found()
-    assert before.keys() == now.keys() and {key for key in now if now[key] != before[key]} == {*names.split()}
-    said = run_folder.changed(before, now, c, "RUN_DIR=r")
-    for key in names.split():
-        value = getattr(c, key, None)
-        assert (f"{key}={value}" if value else {"TEST_DATASET": "DATASET=data"}.get(key, key)) in said
-    assert bool(said) == bool(names) and "\n" not in said
+    for change, names in CHANGES:
+        change()
+        now, names = found(), set(names.split())
+        assert before.keys() == now.keys() and {key for key in now if now[key] != before[key]} == names
+        said = run_folder.changed(before, now, c, "RUN_DIR=r")
+        for key in names:
+            value = getattr(c, key, None)
+            name = f"{key}={value}" if value else {"TEST_DATASET": "DATASET=data"}.get(key, key)
+            assert name in said
+        assert bool(said) == bool(names) and "\n" not in said
+        before = now
     assert not run_folder.changed({}, now, c, "") and not run_folder.changed({"MODEL": "f" * 40}, now, c, "")
 
 

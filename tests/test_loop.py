@@ -26,6 +26,7 @@ import settings
 from model import llama
 from model.load import load_llm
 from model.rollout import sampling
+from run import start
 from run.training import TrainingRun
 from task import prompts, run_grader
 from task.questions import mixed_batches
@@ -275,11 +276,11 @@ def test_answers_drawn_ahead_are_those_of_the_weights_one_step_ago(fed, tmp_path
 # --- a real model: memory, and the same temperature everywhere
 
 
-def tiny_llama(*constants):
+def tiny_llama(load, *constants):
     """Constants, and the tiny Llama; of the sizes of short_runs.SHORT, whose programs are there."""
     c = constants_of("BATCH_SIZE=4", "NUM_GENERATIONS=4", "TOTAL_GENERATION_STEPS=28", *QUICK, *constants)
     folder, hf = llama.load_hf_config("tiny_llama")
-    return c, load_llm(c, folder, hf, llama.load_tokenizer(folder))
+    return c, load(c, folder, hf, llama.load_tokenizer(folder))
 
 
 def weights_in_memory(kind):
@@ -291,7 +292,7 @@ def test_without_kl_there_is_no_reference_and_offloaded_it_is_not_on_the_device(
     used = {}
     for constants in (("BETA=0.0",), ("BETA=0.1",), ("BETA=0.1", "REFERENCE_OFFLOAD=True")):
         before = np.array([weights_in_memory(kind) for kind in ("device", "pinned_host")])
-        _, llm = tiny_llama(*constants)
+        _, llm = tiny_llama(load_llm, *constants)
         used[constants] = np.array([weights_in_memory(kind) for kind in ("device", "pinned_host")]) - before
         weights = sum(x.nbytes for x in jax.tree.leaves(llm.params))
         del llm
@@ -307,9 +308,9 @@ def test_sampler_ratio_and_reference_agree_while_the_weights_do(rollouts, tmp_pa
 
     The tiny Llama samples with the weights that train: its answers ahead are sampled before the update.
     """
-    fresh = "NUM_ITERATIONS=2", "TEMPERATURE_END=0.25", "REFERENCE_OFFLOAD=True", "LEARNING_RATE=0.0"
-    ahead = "ROLLOUTS=one-step-ahead", "LEARNING_RATE=3e-3"
-    c, llm = tiny_llama("NUM_BATCHES=3", *(fresh if rollouts == "fresh" else ahead))
+    fresh = "NUM_ITERATIONS=2", "TEMPERATURE_END=0.25", "LEARNING_RATE=0.0"
+    constants = fresh if rollouts == "fresh" else ("ROLLOUTS=one-step-ahead", "LEARNING_RATE=3e-3")
+    c, llm = tiny_llama(start.load_llm, "NUM_BATCHES=3", "REFERENCE_OFFLOAD=True", *constants)
     compiled = demo.update._cache_size()
     rows, source = prompts.read_data(c, None)["test"]
     tokenizer = llama.load_tokenizer(settings.find_path("tiny_llama"))
