@@ -201,14 +201,14 @@ def test_a_disk_that_fills_up_later_costs_no_checkpoint(small_disk, monkeypatch)
         (small_disk / "ballast").write_bytes(bytes(shutil.disk_usage(small_disk).free - 2_000_000))
         return original(*arguments)
 
-    arguments = [*SHORT, "NUM_BATCHES=4", "EVAL_EVERY=0", f"RUN_DIR={small_disk}/run"]
+    arguments = [*SHORT, f"RUN_DIR={small_disk}/run"]
     with monkeypatch.context() as patch:
         patch.setattr(demo, "train", filling)
         with pytest.raises(UserError, match="the disk is full"):
             demo.main(arguments)
     (small_disk / "ballast").unlink()
     demo.main(arguments)  # the same command goes on
-    assert json.loads((small_disk / "run" / "result.json").read_text())["steps"] == 4
+    assert json.loads((small_disk / "run" / "result.json").read_text())["steps"] == 8
 
 
 def test_a_finished_run_takes_more_steps_and_counts_on_in_whole_numbers(finished, tmp_path):

@@ -159,6 +159,6 @@ def test_it_learns_and_leaves_a_report(empty_folder, capsys):
 @pytest.mark.skipif(not GSM8K.exists(), reason="GSM8K is not beside this checkout")
 def test_real_gsm8k_runs_to_the_end(tmp_path):
     data = [f"DATASET={GSM8K}/train.jsonl", f"TEST_DATASET={GSM8K}/test.jsonl"]
-    said = run_here(tmp_path, *data, *SHORT, "NUM_BATCHES=2")
+    said = run_here(tmp_path, *data, *SHORT)
     assert "of 7,473 questions are longer than MAX_PROMPT_LENGTH=28" in said
     assert json.loads((tmp_path / "run" / "result.json").read_text())["after"]["answer_accuracy"] < 0.2
