@@ -114,10 +114,11 @@ def rewrite(path, **changes):
     Path(path).write_text(json.dumps(json.loads(Path(path).read_text()) | changes))
 
 
+FEW = settings.read(pass_at_k.Constants, ["SAMPLES=2", "NUM_QUESTIONS=2"])
 READERS = {
     "inference": lambda: inference.main(["CHECKPOINT=run", "SAMPLES=2", "How many cards does Tom have?"]),
     "export": lambda: convert_checkpoint.main(["SOURCE=run", "TARGET=hf"]),
-    "pass@k": lambda: pass_at_k.count_right(settings.read(pass_at_k.Constants, []), "run", trained=True),
+    "pass@k": lambda: pass_at_k.count_right(FEW, "run", trained=True),
 }
 
 
