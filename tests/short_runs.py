@@ -42,17 +42,17 @@ BESIDE_THE_ENGINE = {
 }  # fmt: skip
 
 
-def made_once(tmp_path_factory, name, make):
-    """A folder that `make(folder)` fills, once for all test files and all workers; copy it to change it."""
+def finished_run(tmp_path_factory):
+    """The folder of a finished run of SHORT, with run/ and said.txt; made once for all files and workers."""
     base = tmp_path_factory.getbasetemp()
     base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    folder, partial = base / name, base / f"{name}.partial"
-    with open(base / f"{name}.lock", "w") as lock:
+    folder, partial = base / "finished", base / "finished.partial"
+    with open(base / "finished.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
-            make(partial)
+            run_here(partial, *SHORT)
             partial.rename(folder)
     return folder
 

@@ -67,7 +67,7 @@ def test_a_lost_evaluation_of_the_untrained_model_is_refused_and_nothing_is_lost
 
 
 def test_without_its_logs_and_last_checkpoint_a_run_ends_as_it_would_have(run, finished, capsys):
-    """The checkpoint is damaged and moved away, as the line about it says."""
+    """The checkpoint is moved away, as the line about a damaged one says."""
     (run / "checkpoints" / "8").rename("moved away")
     logs = ("after.json", "train_log.csv", "answers.jsonl", "evaluations.jsonl", "result.json")
     for name, damage in zip(logs, (Path.unlink, garbage, cut, garbage, cut), strict=True):
