@@ -59,9 +59,7 @@ def finished(tmp_path_factory):
     """A finished run of short_runs.SHORT: its folder, with run/ and said.txt; copy it to change it."""
     import short_runs
 
-    return short_runs.made_once(
-        tmp_path_factory, "finished", lambda folder: short_runs.run_here(folder, *short_runs.SHORT)
-    )
+    return short_runs.finished_run(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

@@ -45,26 +45,26 @@ BESIDE_THE_ENGINE = {
 }  # fmt: skip
 
 
-def made_once(tmp_path_factory, name, make):
-    """A folder that `make(folder)` fills, once for all test files and all workers; copy it to change it."""
+def finished_run(tmp_path_factory):
+    """The folder of a finished run of SHORT, with run/ and said.txt; made once for all files and workers."""
     base = tmp_path_factory.getbasetemp()
     base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    folder, partial = base / name, base / f"{name}.partial"
-    with open(base / f"{name}.lock", "w") as lock:
+    folder, partial = base / "finished", base / "finished.partial"
+    with open(base / "finished.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
-            make(partial)
+            run_here(partial, *SHORT)
             partial.rename(folder)
     return folder
 
 
-def taken_again(make, name_of, parts_of):
+def taken_again(make, name_of):
     """`make` of a model or an engine, but the second of a name is the first, all of it as it was then.
 
     To trace and lower its programs, and to read them back compiled, is two thirds of a short run. `name_of`
-    the arguments: None means anew. `parts_of` it: its model, and the objects whose attributes a run changes.
+    the arguments: None means anew.
     """
     import jax
     import numpy as np
@@ -74,20 +74,17 @@ def taken_again(make, name_of, parts_of):
 
     def take(*arguments):
         name = name_of(*arguments)
-        if name is None:
-            return make(*arguments)
-        if name not in made:
+        if name not in made or name is None:
             new = make(*arguments)
-            model, *objects = parts_of(new)
-            weights = nnx.state(model, nnx.Param)
+            engine = getattr(new, "rollout", new)
+            weights = nnx.state(engine.model(), nnx.Param)
             copies = jax.tree.map(np.array, weights)  # the first update gives the arrays themselves away
-            places = jax.tree.map(lambda x: x.sharding, weights)
-            made[name] = new, model, copies, places, [(part, dict(vars(part))) for part in objects]
+            made[name] = new, copies, jax.tree.map(lambda x: x.sharding, weights), dict(vars(engine))
             return new
-        new, model, copies, places, objects = made[name]
-        nnx.update(model, jax.tree.map(jax.device_put, copies, places))
-        for part, values in objects:
-            vars(part).update(values)
+        new, copies, places, attributes = made[name]
+        engine = getattr(new, "rollout", new)
+        nnx.update(engine.model(), jax.tree.map(jax.device_put, copies, places))
+        vars(engine).update(attributes)
         return new
 
     return take
@@ -116,9 +113,8 @@ def share_programs(patch):
     from run import start, trained
 
     read = llama.pyconfig.initialize
-    patch.setattr(
-        llama.pyconfig, "initialize", kept(read, lambda *a, **more: repr((a, sorted(more.items()))))
-    )
+    read = kept(read, lambda *a, **more: repr((a, sorted(more.items()))))
+    patch.setattr(llama.pyconfig, "initialize", read)
 
     def name(c, folder, beside, *more):
         if vars(c).get("LORA_RANK"):  # the reference shares its weights
@@ -126,11 +122,7 @@ def share_programs(patch):
         seen = {name: value for name, value in vars(c).items() if name not in beside}
         return folder.resolve(), *more, *seen.items()
 
-    take = taken_again(
-        start.load_llm,
-        lambda c, folder, *_: name(c, folder, BESIDE_THE_MODEL),
-        lambda made: (made.actor, made.rollout),
-    )
+    take = taken_again(start.load_llm, lambda c, folder, *_: name(c, folder, BESIDE_THE_MODEL))
 
     def load_llm(c, *more):
         made = take(c, *more)
@@ -153,8 +145,7 @@ def share_programs(patch):
         folder, clip = settings.find_path(c.MODEL), run.get("LOGITS_CLIP", 0.0)
         return name(c, folder, BESIDE_THE_ENGINE, min(c.BATCH_SIZE, count), clip)
 
-    make = taken_again(trained.make_rollout, engine, lambda made: (made.model(), made))
-    patch.setattr(trained, "make_rollout", make)
+    patch.setattr(trained, "make_rollout", taken_again(trained.make_rollout, engine))
 
 
 def run_here(folder, *arguments):

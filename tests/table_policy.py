@@ -1,6 +1,6 @@
 """A policy that is a table of logits: for the tests of the loss, the update and the loop around them.
 
-It takes no time to compile, and NumPy knows its log-probs. The cluster around it is Tunix's own.
+It takes no time to compile, and NumPy knows its log-probs.
 """
 
 import dataclasses
@@ -12,14 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from tunix.rl.rl_cluster import ClusterConfig, RLCluster, RLTrainingConfig, Role
 from tunix.rl.rollout.base_rollout import BaseRollout, RolloutOutput
 
 import grpo_llama3_1_8b_demo as demo
 import grpo_variants as variants
 import reward_func
 import settings
-from model.llm import Llm, Model
+from model.llm import Llm, Model, split
 from model.rollout import sampling
 from run import checks, run_folder
 from run.training import TrainingRun
@@ -67,59 +66,48 @@ def log_probs_by_hand(table=TABLE, prompts=PROMPTS, answers=ANSWERS, temperature
     return np.take_along_axis(logits, answers[..., None], -1)[..., 0] - np.log(np.exp(logits).sum(-1))
 
 
-def batch_of(c, passes=0, **changes) -> demo.Batch:
-    """The two answers, with other fields if they are given; in gradient passes if there are any."""
-    fields = dict(
-        prompt_ids=PROMPTS, completion_ids=ANSWERS, mask=MASK != 0, advantage=ADVANTAGES[:, None],
-        beta=np.full((2, 1), c.BETA), sampler_log_prob=SAMPLER, old_log_prob=OLD,
-        ref_log_prob=REFERENCE if c.BETA else None,
-    ) | changes  # fmt: skip
-    return as_batch(fields | {"weight": weights_of(c, np.asarray(fields["mask"]))}, passes)
-
-
 def weights_of(c, mask) -> np.ndarray:
     """What the run's aggregation makes of a mask [N, T], a group of two at a time."""
     return variants.choose(c, demo.TABLES).weights(mask.reshape(-1, 2, mask.shape[-1])).reshape(mask.shape)
 
 
-def as_batch(fields, passes=0) -> demo.Batch:
-    """Arrays [N, ...] as a `Batch`, in gradient passes [passes, N / passes, ...] if there are any."""
-
-    def array(x):
-        x = jnp.asarray(x, jnp.float32 if np.asarray(x).dtype == np.float64 else None)
-        return x.reshape(passes, -1, *x.shape[1:]) if passes else x
-
-    return demo.Batch(**{name: None if x is None else array(x) for name, x in fields.items()})
+def as_batch(fields) -> demo.Batch:
+    """Arrays [N, ...] as a `Batch`: jax makes their numbers float32 and int32."""
+    return demo.Batch(**{name: jnp.asarray(x) for name, x in fields.items() if x is not None})
 
 
-def model_of(c, module, trained=nnx.Param, temperature=None) -> tuple[dict, Model]:
-    """A module's params and the `Model` without them, as `Llm` splits it."""
-    graphdef, params, frozen = nnx.split(module, trained, ...)
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("fsdp",))
+def one_device() -> jax.sharding.Mesh:
+    return jax.sharding.Mesh(np.array(jax.devices()[:1]), ("fsdp",))
+
+
+def model_of(c, module, temperature=None) -> tuple[dict, Model]:
+    """A module's params and the `Model` without them."""
+    graphdef, params, frozen = split(module, nnx.Param)
     temperature = temperature or c.TEMPERATURE
-    model = Model(graphdef, frozen, temperature, PAD, c.LOGITS_CLIP, c.NUM_GENERATIONS, mesh, ())
-    return nnx.to_pure_dict(params), model
+    return params, Model(
+        graphdef, frozen, temperature, PAD, c.LOGITS_CLIP, c.NUM_GENERATIONS, one_device(), ()
+    )
 
 
 def loss_of(*constants, table=TABLE, temperature=None, **changes):
     """The loss on the page, its metrics and its gradient, for the two answers and these constants."""
     c = constants_of("NUM_GENERATIONS=2", *constants)
     params, model = model_of(c, Table(table), temperature=temperature)
+    fields = dict(
+        prompt_ids=PROMPTS, completion_ids=ANSWERS, mask=MASK != 0, advantage=ADVANTAGES[:, None],
+        beta=np.full((2, 1), c.BETA), sampler_log_prob=SAMPLER, old_log_prob=OLD,
+        ref_log_prob=REFERENCE if c.BETA else None,
+    )  # fmt: skip
+    value, metrics, gradient = value_and_gradient(c, params, model, fields | changes)
+    return value, metrics, np.asarray(gradient["table"])
+
+
+def value_and_gradient(c, params, model, fields):
+    """The loss on the page with its metrics, and its gradient; `fields` of a `Batch` but for the weights."""
+    batch = as_batch(fields | {"weight": weights_of(c, np.asarray(fields["mask"]))})
     one_pass = jax.value_and_grad(demo.loss, has_aux=True)
-    use = variants.choose(c, demo.TABLES)
-    (value, metrics), gradient = one_pass(params, model, batch_of(c, **changes), use)
-    return value, without_old(metrics), np.asarray(gradient["table"])
-
-
-def updated(c, batch, updates=1, table=TABLE):
-    """The page's `update` of a table: the table after it, the last loss and gradient norm, its metrics."""
-    params, model = model_of(c, Table(table))
-    use, optimizer = variants.choose(c, demo.TABLES), demo.make_optimizer(c)
-    opt_state = optimizer.init(params)
-    for _ in range(updates):
-        params, opt_state, metrics = demo.update(params, opt_state, model, batch, use, optimizer)
-    loss, norm = float(metrics.pop("loss")), float(metrics.pop("grad_norm"))
-    return np.asarray(params["table"]), loss, norm, without_old(metrics)
+    (value, metrics), gradient = one_pass(params, model, batch, variants.choose(c, demo.TABLES))
+    return value, without_old(metrics), gradient
 
 
 def without_old(metrics):
@@ -132,8 +120,7 @@ def mean(figure):
     return figure[0] / figure[1]
 
 
-# --- Tunix's cluster around it
-ROLES = (Role.ACTOR, Role.REFERENCE, Role.ROLLOUT)
+# --- a run of the page's loop with it
 
 
 class Tokenizer:
@@ -194,24 +181,9 @@ class Scripted(BaseRollout):
 
 def two_tables():
     """A mesh of one device, and actor and reference on it."""
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("fsdp",))
+    mesh = one_device()
     placed = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     return mesh, *(Table(jax.device_put(TABLE, placed)) for _ in range(2))
-
-
-def make_cluster(c, answers, **training):
-    """Tunix's cluster of two tables, actor and reference, and of a rollout engine with these answers."""
-    mesh, actor, frozen = two_tables()
-    training = dict(actor_optimizer=demo.make_optimizer(c), eval_every_n_steps=1_000) | training
-    config = ClusterConfig(
-        role_to_mesh=dict.fromkeys(ROLES, mesh),
-        role_to_logical_axis_rule=dict.fromkeys(ROLES, ()),
-        rollout_engine=functools.partial(Scripted, answers=answers),
-        rollout_config=sampling(c),
-        training_config=RLTrainingConfig(**training),
-    )
-    reference = frozen if c.BETA else None
-    return RLCluster(actor=actor, reference=reference, tokenizer=Tokenizer(), cluster_config=config)
 
 
 def questions(count):
@@ -238,10 +210,10 @@ def train(c, answers, points, folder: Path, takes=0.0):
     return llm, train_llm(c, llm, graded(points), questions(10 * c.BATCH_SIZE), folder)
 
 
-def train_llm(c, llm, grader, rows, folder: Path, held_out=()):
+def train_llm(c, llm, grader, rows, folder: Path):
     """The loop on the page, on these questions; the rows of its log."""
     folder.mkdir(parents=True, exist_ok=True)
     run = run_folder.Run(folder, folder, str(folder / "checkpoints"))
-    task = make_task(c, dict(train=rows, test=[], validation=held_out), grader, {})
+    task = make_task(c, dict(train=rows, test=[], validation=[]), grader, {})
     with TrainingRun(c, llm, task, run, demo.evaluate) as training:
         return demo.train(c, llm, task, training)

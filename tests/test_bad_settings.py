@@ -21,14 +21,6 @@ CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 MAIN, OTHERS = CASES["main"], CASES["others"]
 DRY = [*MAIN["grpo_llama3_1_8b_demo"], *MAIN["only_a_dry_run"]]
 RUN = [*MAIN["grpo_llama3_1_8b_demo"], *MAIN["only_when_it_runs"]]
-FILES = {
-    "mine.jsonl": '{"question": "1 + 1?", "answer": "#### 2"}\n',
-    "other.jsonl": '{"question": "2 + 3?", "answer": "#### 5"}\n',
-    "broken.jsonl": '{"question": "How many?"}\n{',
-    "cooking.jsonl": '{"prompt": "?", "ground_truth": "4", "data_source": "cooking"}',
-    "no_checkpoint/constants.json": '{"MODEL": "tiny_llama"}',
-    "strange/constants.json": '{"MODEL": "tiny_llama", "TEMPLATE": "{answer}"}',
-}
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +29,7 @@ def a_small_place(empty_folder, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for name in ("empty_folder", "no_checkpoint", "strange"):
         Path(name).mkdir()
-    for name, text in FILES.items():
+    for name, text in CASES["files"].items():
         Path(name).write_text(text)
     return set(os.listdir())
 

@@ -136,24 +136,16 @@ def test_a_cache_that_cannot_be_used_is_noted(tmp_path, monkeypatch, capsys):
     assert f"not kept: {tmp_path / 'file'}" in capsys.readouterr().out
 
 
-HASHES = ["1" * 40, "2" * 40]
-
-
-@pytest.fixture
-def hub(tmp_path, monkeypatch):
-    """A cache of the Hugging Face hub with two commits of org/tiny; `main` is the second, `v1` the first."""
-    repository = tmp_path / "hub" / "models--org--tiny"
-    for commit in HASHES:
+def test_a_run_keeps_the_commit_and_a_resume_with_another_is_refused(tmp_path, monkeypatch):
+    """A cache of the hub with two commits of org/tiny; `main` is the second, `v1` the first."""
+    repository, old, new = tmp_path / "hub" / "models--org--tiny", "1" * 40, "2" * 40
+    (repository / "refs").mkdir(parents=True)
+    for name, commit in (("v1", old), ("main", new)):
         shutil.copytree(HERE / "tiny_llama", repository / "snapshots" / commit)
-    (repository / "refs").mkdir()
-    for name, commit in (("v1", HASHES[0]), ("main", HASHES[1])):
         (repository / "refs" / name).write_text(commit)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    return repository
 
-
-def test_a_run_keeps_the_commit_and_a_resume_with_another_is_refused(hub, monkeypatch):
     def stop(*arguments, **more):
         raise KeyboardInterrupt
 
@@ -164,15 +156,15 @@ def test_a_run_keeps_the_commit_and_a_resume_with_another_is_refused(hub, monkey
     monkeypatch.setattr(start_of_run, "load_llm", stop)
     start("RUN_DIR=run")
     saved = json.loads(Path("run/constants.json").read_text())
-    assert saved["MODEL"] == f"org/tiny@{HASHES[1]}"
+    assert saved["MODEL"] == f"org/tiny@{new}"
     start("RUN_DIR=run")  # the same command goes on
-    start("RUN_DIR=run", f"MODEL=org/tiny@{HASHES[1]}")
-    refused = rf"^MODEL=org/tiny@{HASHES[0]}: the run in RUN_DIR=run was started with org/tiny@{HASHES[1]}; "
+    start("RUN_DIR=run", f"MODEL=org/tiny@{new}")
+    refused = rf"^MODEL=org/tiny@{old}: the run in RUN_DIR=run was started with org/tiny@{new}; "
     for dry in ("DRY_RUN=False", "DRY_RUN=True"):
         demo_run = ["MODEL=org/tiny@v1", "RUN_DIR=run", dry]
         with pytest.raises(UserError, match=refused):
             demo.main(demo_run)
-    (hub / "refs" / "main").write_text(HASHES[0])  # the hub has moved on
+    (repository / "refs" / "main").write_text(old)  # the hub has moved on
     with pytest.raises(UserError, match=refused):
         demo.main(["MODEL=org/tiny", "RUN_DIR=run"])
     c, *_ = inference.read_arguments(["CHECKPOINT=run"])
@@ -202,12 +194,6 @@ def test_a_disk_too_full_for_the_log_ends_the_training(small_disk):
             log.add({"step": step} | row)
 
 
-def test_a_disk_too_small_for_the_checkpoints_is_refused_before_training(small_disk):
-    (small_disk / "ballast").write_bytes(bytes(12_000_000))
-    with pytest.raises(UserError, match=r"MAX_TO_KEEP=4: 0.02 GiB are needed"):
-        demo.main([*SHORT, f"RUN_DIR={small_disk}/run"])
-
-
 def test_a_disk_that_fills_up_later_costs_no_checkpoint(small_disk, monkeypatch):
     original = demo.train
 
@@ -215,14 +201,14 @@ def test_a_disk_that_fills_up_later_costs_no_checkpoint(small_disk, monkeypatch)
         (small_disk / "ballast").write_bytes(bytes(shutil.disk_usage(small_disk).free - 2_000_000))
         return original(*arguments)
 
-    arguments = [*SHORT, "NUM_BATCHES=4", "EVAL_EVERY=0", f"RUN_DIR={small_disk}/run"]
+    arguments = [*SHORT, f"RUN_DIR={small_disk}/run"]
     with monkeypatch.context() as patch:
         patch.setattr(demo, "train", filling)
         with pytest.raises(UserError, match="the disk is full"):
             demo.main(arguments)
     (small_disk / "ballast").unlink()
     demo.main(arguments)  # the same command goes on
-    assert json.loads((small_disk / "run" / "result.json").read_text())["steps"] == 4
+    assert json.loads((small_disk / "run" / "result.json").read_text())["steps"] == 8
 
 
 def test_a_finished_run_takes_more_steps_and_counts_on_in_whole_numbers(finished, tmp_path):

@@ -1,5 +1,6 @@
 """A run is its content: what it is made of, changed under its old name, is seen by whoever uses it."""
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -14,6 +15,7 @@ import inference
 import reward_func
 import settings
 from model import llama
+from model.rollout import MaxTextRollout
 from run import run_folder, start
 from settings import HERE, UserError
 from task import run_grader
@@ -67,40 +69,37 @@ def lines(path, change):
     Path(path).write_text("\n".join(change(Path(path).read_text().splitlines())))
 
 
-CHANGED = {  # what is done to the files, and what is then another
-    "a weight": (lambda: move_one_weight("model"), "MODEL"),
-    "a weight of the teacher": (lambda: move_one_weight("teacher"), "TEACHER"),
-    "a number in the config": (lambda: edit("model/config.json", "1e-05", "2e-05"), "MODEL"),
-    "the chat template": (
-        lambda: edit("model/chat_template.jinja", "<|assistant|>", "<answer>"), "MODEL DATASET TEST_DATASET"
-    ),
-    "a reward": (lambda: edit("own.py", "1.0", "-1.0"), "REWARD_FUNC"),
-    "a reward of the course": (lambda: edit("course.py", "1 ", "2 "), "reward_func.py"),
-    "a method": (lambda: edit("method.py", "1 ", "2 "), "METHOD"),
-    "a world": (lambda: edit("world.py", "1 ", "2 "), "ENVIRONMENT"),
-    "the training questions' order": (
-        lambda: lines("data/train.jsonl", lambda rows: rows[::-1]), "DATASET"
-    ),
-    "right answers of the test": (lambda: edit("data/test.jsonl", "#### ", "#### 1"), "TEST_DATASET"),
-    "held-out answers": (lambda: edit("data/validation.jsonl", "#### ", "#### 1"), "DATASET"),
-    "a question beyond NUM_TEST_QUESTIONS": (lambda: lines("data/test.jsonl", lambda rows: rows[:-1]), ""),
-    "remarks": (lambda: [edit("method.py", "one", "uno"), edit("own.py", "def", "# points\ndef")], ""),
-    "a copy": (lambda: [Path("model").rename("moved"), shutil.copytree("moved", "model")], ""),
-}  # fmt: skip
+CHANGES = [  # what is done to the files, and what is then another
+    (lambda: move_one_weight("model"), "MODEL"),
+    (lambda: move_one_weight("teacher"), "TEACHER"),
+    (lambda: edit("model/config.json", "1e-05", "2e-05"), "MODEL"),
+    (lambda: edit("model/chat_template.jinja", "<|assistant|>", "<answer>"), "MODEL DATASET TEST_DATASET"),
+    (lambda: edit("own.py", "1.0", "-1.0"), "REWARD_FUNC"),
+    (lambda: edit("course.py", "1 ", "2 "), "reward_func.py"),
+    (lambda: edit("method.py", "1 ", "2 "), "METHOD"),
+    (lambda: edit("world.py", "1 ", "2 "), "ENVIRONMENT"),
+    (lambda: lines("data/train.jsonl", lambda rows: rows[::-1]), "DATASET"),
+    (lambda: edit("data/test.jsonl", "#### ", "#### 1"), "TEST_DATASET"),
+    (lambda: edit("data/validation.jsonl", "#### ", "#### 1"), "DATASET"),
+    (lambda: lines("data/test.jsonl", lambda rows: rows[:-1]), ""),  # beyond NUM_TEST_QUESTIONS
+    (lambda: [edit("method.py", "one", "uno"), edit("own.py", "def", "# points\ndef")], ""),
+    (lambda: [Path("model").rename("moved"), shutil.copytree("moved", "model")], ""),
+]
 
 
-@pytest.mark.parametrize("name", CHANGED)
-def test_what_has_changed_is_named_and_nothing_else(name):
-    change, names = CHANGED[name]
+def test_what_has_changed_is_named_and_nothing_else():
     before, c = found(), settings.read(demo.Constants, USED)
-    change()
-    now = found()
-    assert before.keys() == now.keys() and {key for key in now if now[key] != before[key]} == {*names.split()}
-    said = run_folder.changed(before, now, c, "RUN_DIR=r")
-    for key in names.split():
-        value = getattr(c, key, None)
-        assert (f"{key}={value}" if value else {"TEST_DATASET": "DATASET=data"}.get(key, key)) in said
-    assert bool(said) == bool(names) and "\n" not in said
+    for change, names in CHANGES:
+        change()
+        now, names = found(), set(names.split())
+        assert before.keys() == now.keys() and {key for key in now if now[key] != before[key]} == names
+        said = run_folder.changed(before, now, c, "RUN_DIR=r")
+        for key in names:
+            value = getattr(c, key, None)
+            name = f"{key}={value}" if value else {"TEST_DATASET": "DATASET=data"}.get(key, key)
+            assert name in said
+        assert bool(said) == bool(names) and "\n" not in said
+        before = now
     assert not run_folder.changed({}, now, c, "") and not run_folder.changed({"MODEL": "f" * 40}, now, c, "")
 
 
@@ -115,36 +114,39 @@ def rewrite(path, **changes):
     Path(path).write_text(json.dumps(json.loads(Path(path).read_text()) | changes))
 
 
+FEW = settings.read(pass_at_k.Constants, ["SAMPLES=2", "NUM_QUESTIONS=2"])
 READERS = {
-    "inference": lambda: inference.main(["CHECKPOINT=run", "How many cards does Tom have?"]),
-    "pass@k": lambda: pass_at_k.main(["CHECKPOINT=run", "SAMPLES=2", "NUM_QUESTIONS=2", "RUN_DIR=p"]),
+    "inference": lambda: inference.main(["CHECKPOINT=run", "SAMPLES=2", "How many cards does Tom have?"]),
     "export": lambda: convert_checkpoint.main(["SOURCE=run", "TARGET=hf"]),
+    "pass@k": lambda: pass_at_k.count_right(FEW, "run", trained=True),
 }
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_every_reader_of_a_checkpoint_says_that_its_base_is_another(run, name, capsys):
+def test_every_reader_of_a_checkpoint_says_that_its_base_is_another(run, name, capsys, monkeypatch):
     """With all weights trained the base is only compared with; LoRA's A and B fit no other."""
-    READERS[name]()
-    assert "the content" not in capsys.readouterr().out
-    shutil.rmtree("hf", ignore_errors=True)
+
+    def stop(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(MaxTextRollout, "generate", stop)  # the rest would take seconds
     move_one_weight("model")
-    READERS[name]()
+    with contextlib.suppress(KeyboardInterrupt):
+        READERS[name]()
     assert "note: MODEL=model: the content isn't what the run in" in capsys.readouterr().out
-    rewrite("run/constants.json", LORA_RANK=4)
     shutil.rmtree("hf", ignore_errors=True)
+    rewrite("run/constants.json", LORA_RANK=4)
     with pytest.raises(UserError, match=r"^MODEL=model: the content isn't .*; put it back"):
         READERS[name]()
     assert not Path("hf").exists()
 
 
-def test_a_run_does_not_go_on_with_another_reward(capsys):
-    """Through the whole main script; and it does with the old one."""
-    arguments = [*SHORT, "NUM_BATCHES=2", "EVAL_EVERY=0", "REWARD_FUNC=own.py", "REWARDS=own", "RUN_DIR=r"]
+def test_a_run_does_not_go_on_with_another_model(run, capsys):
+    """And it does with a copy of the old one."""
+    arguments = [*SHORT, "MODEL=model", "RUN_DIR=run"]
     demo.main(arguments)
-    edit("own.py", "1.0", "-1.0")
-    with pytest.raises(UserError, match=r"^REWARD_FUNC=own.py: the content isn't what the run in RUN_DIR=r"):
+    out = capsys.readouterr().out
+    assert "going on after step 8 of 8" in out and "the content" not in out
+    move_one_weight("model")
+    with pytest.raises(UserError, match=r"^MODEL=model: the content isn't what the run in RUN_DIR=run"):
         demo.main(arguments)
-    edit("own.py", "-1.0", "1.0")
-    demo.main(arguments)
-    assert "going on after step 2 of 2" in capsys.readouterr().out

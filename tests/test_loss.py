@@ -1,7 +1,7 @@
-"""The loss on the page and each variant's number, on two answers of up to three tokens.
+"""The loss on the page and each variant's number.
 
-The model is a table of logits (table_policy.py). The numbers beside it are plain NumPy, finite differences of
-float64, or Tunix's own loss.
+Log-probs of twelve answers: against the papers' formulas, which make_golden_batch.py writes out in float64,
+and against Tunix. Two answers of a table of logits (table_policy.py): against plain NumPy.
 """
 
 import math
@@ -9,25 +9,61 @@ from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import make_golden_batch
 import numpy as np
 import pytest
-from flax import nnx
 
-from table_policy import ADVANTAGES, ANSWERS, CLOSE, EOS, MASK, OLD, PAD, PROMPTS, REFERENCE  # isort: skip
-from table_policy import SAMPLER, TABLE, VOCABULARY, Table, batch_of, constants_of  # isort: skip
-from table_policy import log_probs_by_hand, loss_of, mean  # isort: skip
-from tunix.rl import algo_core
-from tunix.rl.grpo.grpo_learner import GRPOConfig, TrainExample
+from table_policy import ADVANTAGES, ANSWERS, CLOSE, MASK, OLD, PROMPTS, REFERENCE, TABLE  # isort: skip
+from table_policy import constants_of, log_probs_by_hand, loss_of, mean, value_and_gradient  # isort: skip
+from tunix.rl import common
 
 import grpo_by_hand as by_hand
 import grpo_llama3_1_8b_demo as demo
+import grpo_variants as variants
 import settings
+from model.llm import Pi
 from model.log_probs import mean_metrics
 
-INPUTS = np.concatenate([PROMPTS, ANSWERS], axis=1)[:, :-1]  # the token before each token of an answer
+GOLDEN = dict(np.load(make_golden_batch.TO))  # N = 12 answers of at most T = 12 tokens, in groups of 4
+OWN, LENGTHS = GOLDEN["mask"], GOLDEN["mask"].sum(axis=1)
+SAMPLER = GOLDEN["old_log_prob"] + np.random.default_rng(1).normal(0, 0.3, OWN.shape)
 
 
-# --- by hand
+def loss_of_golden(*constants, **changes):
+    """The page's loss of the golden batch, its metrics, and its gradient [N, T] in the log-probs."""
+    c = constants_of("NUM_GENERATIONS=4", "TOTAL_GENERATION_STEPS=12", *constants)
+    rewards = SimpleNamespace(rewards=GOLDEN["rewards"].reshape(-1, 4))
+    fields = dict(
+        prompt_ids=OWN, completion_ids=OWN, mask=OWN, sampler_log_prob=SAMPLER,
+        advantage=demo.TABLES["ADVANTAGE"][c.ADVANTAGE](rewards).reshape(-1, 1),
+        beta=np.full((len(OWN), 1), c.BETA), old_log_prob=GOLDEN["old_log_prob"],
+        ref_log_prob=GOLDEN["ref_log_prob"] if c.BETA else None,
+    )  # fmt: skip
+    model = lambda log_prob, batch: Pi(log_prob, entropy=-log_prob)  # noqa: E731
+    return value_and_gradient(c, GOLDEN["log_prob"], model, fields | changes)
+
+
+PAPERS = {
+    "grpo": ["BETA=0.04"],
+    "dr_grpo": ["BETA=0.0", "ADVANTAGE=centered", "LOSS_AGG_MODE=seq-mean-token-sum-norm"],
+    "dapo": ["BETA=0.0", "LOSS_ALGO=dapo", "EPSILON_HIGH=0.28", "LOSS_AGG_MODE=token-mean"],
+    "gspo": ["BETA=0.0", "LOSS_ALGO=gspo-token"],
+    "cispo": ["BETA=0.0", "LOSS_ALGO=cispo", "EPSILON_HIGH=0.28", "LOSS_AGG_MODE=token-mean"],
+}
+
+
+@pytest.mark.parametrize("method", PAPERS)
+def test_loss_and_gradient_are_the_papers(method):
+    """And the share of clipped tokens: those without a gradient, though their answer has an advantage."""
+    value, metrics, gradient = loss_of_golden(*PAPERS[method])
+    np.testing.assert_allclose(value, GOLDEN[f"{method}_loss"], **CLOSE)
+    np.testing.assert_allclose(gradient, GOLDEN[f"{method}_gradient"], atol=1e-7)
+    clipped = (GOLDEN[f"{method}_gradient"] == 0) & (GOLDEN[f"{method}_advantage"][:, None] != 0)
+    if method == "cispo":  # its clip keeps the gradient
+        clipped = np.exp(GOLDEN["log_prob"] - GOLDEN["old_log_prob"]) > 1.28
+    if method != "grpo":  # its KL has a gradient everywhere
+        np.testing.assert_allclose(mean(metrics["clip_fraction"]), clipped[OWN].mean(), **CLOSE)
+        assert clipped[OWN].any()
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -56,95 +92,45 @@ def test_the_lab_book_shows_what_the_step_by_hand_prints(page, capsys):
     assert f"```text\n{capsys.readouterr().out}```\n" in (settings.HERE / page).read_text()
 
 
-def clipped_by_hand(log_prob=None):
-    """Per-token losses [2, 3] of the clipped objective (without KL)."""
-    ratio, A = np.exp((log_probs_by_hand() if log_prob is None else log_prob) - OLD), ADVANTAGES[:, None]
-    return -np.minimum(ratio * A, np.clip(ratio, 0.8, 1.2) * A)
-
-
-def mean_of_means(losses):
-    return (losses[0].sum() / 3 + losses[1, :2].sum() / 2) / 2
-
-
-# --- against Tunix's own loss, on the same numbers
-
-TUNIXS = {  # Tunix's names of the aggregations
-    "seq-mean-token-mean": "sequence-mean-token-mean",
-    "seq-mean-token-sum-norm": "sequence-mean-token-scale",
-}
-
-
-def tunix_loss(*constants, sampler_is_weights=None, **changes):
-    """Loss, metrics and gradient of `tunix.rl.algo_core.grpo_loss_fn` under the constants."""
-    c = constants_of("NUM_GENERATIONS=2", *constants)
-    batch = batch_of(c, **changes)
-    config = GRPOConfig(
-        num_generations=2, beta=c.BETA, epsilon=c.EPSILON, loss_algo=c.LOSS_ALGO.replace("dapo", "grpo"),
-        loss_agg_mode=TUNIXS.get(c.LOSS_AGG_MODE, c.LOSS_AGG_MODE), kl_loss_mode=c.KL_LOSS_MODE,
-    )  # fmt: skip
-    config.epsilon_high, config.temperature = c.EPSILON_HIGH or c.EPSILON, c.TEMPERATURE
-    example = TrainExample(
-        prompt_ids=batch.prompt_ids, prompt_mask=batch.prompt_ids != PAD,
-        completion_ids=batch.completion_ids, completion_mask=batch.mask,
-        advantages=batch.advantage[:, 0], ref_per_token_logps=batch.ref_log_prob,
-        old_per_token_logps=batch.old_log_prob,
-    )  # fmt: skip
-    if sampler_is_weights is not None:  # Tunix's loss looks for it; only its agentic example has the field
-        object.__setattr__(example, "sampler_is_weights", jnp.asarray(sampler_is_weights))
-
-    def loss(model):
-        return algo_core.grpo_loss_fn(model, example, config, PAD, EOS)
-
-    (value, metrics), gradient = nnx.value_and_grad(loss, has_aux=True)(Table())
-    return value, metrics, gradient.table[...]
-
-
-MASKED = dict(mask=np.array([[0, 0, 0], [1, 1, 0]]) != 0)
-
-
-@pytest.mark.parametrize(
-    ("constants", "changes"),
-    [
-        ([], {}),
-        (["EPSILON=0.05", "BETA=0.5"], {}),
-        (["BETA=0.0"], {}),
-        ([], dict(old_log_prob=None)),
-        (["TEMPERATURE=0.7"], {}),
-        ([], MASKED),
-        (["LOSS_ALGO=dapo", "EPSILON_HIGH=0.28"], {}),
-        (["LOSS_ALGO=gspo-token", "EPSILON=0.5", "BETA=0.0"], {}),
-        (["LOSS_AGG_MODE=token-mean"], MASKED),
-        (["LOSS_AGG_MODE=seq-mean-token-sum"], {}),
-        (["LOSS_AGG_MODE=seq-mean-token-sum-norm"], MASKED),
-        (["KL_LOSS_MODE=kl"], {}),
-        (["KL_LOSS_MODE=mse_kl"], {}),
-    ],
-)
-def test_loss_metrics_and_gradients_equal_tunixs_own(constants, changes):
-    expected, tunix_metrics, gradient = tunix_loss(*constants, **changes)
-    value, metrics, our_gradient = loss_of(*constants, **changes)
-    np.testing.assert_allclose(value, expected, **CLOSE)
-    np.testing.assert_allclose(our_gradient, gradient, **CLOSE)
-    assert np.abs(gradient).max() > 0.01
-    for name, tunixs in (("kl", "kl"), ("clip_fraction", "pg_clipfrac")):
-        np.testing.assert_allclose(mean(metrics[name]), tunix_metrics[tunixs], err_msg=name, **CLOSE)
-    if "LOSS_AGG_MODE=token-mean" in constants:  # Tunix aggregates the entropy as it does the loss
-        np.testing.assert_allclose(mean(metrics["entropy"]), tunix_metrics["entropy"], **CLOSE)
-
-
 @pytest.mark.parametrize("constants", [[], ["SAMPLER_CORRECTION=2.0"], ["LOSS_ALGO=gspo-token"]])
 def test_padding_never_counts(constants):
     """What follows the end of an answer: exp(500) is infinite, and infinity times 0 is NaN."""
-    value, metrics, gradient = loss_of(*constants)
-    padding = 500.0 * (MASK == 0)
-    arrays = dict(ref_log_prob=REFERENCE + padding, old_log_prob=OLD - padding)
-    arrays["sampler_log_prob"] = SAMPLER + padding
+    value, metrics, gradient = loss_of_golden(*constants)
+    padding = 500.0 * ~OWN
+    arrays = dict(ref_log_prob=GOLDEN["ref_log_prob"] + padding, sampler_log_prob=SAMPLER + padding)
+    arrays["old_log_prob"] = GOLDEN["old_log_prob"] - padding
     for name in arrays:
-        changes = {name: arrays[name]}
-        again, more_metrics, other_gradient = loss_of(*constants, **changes)
+        again, more_metrics, other_gradient = loss_of_golden(*constants, **{name: arrays[name]})
         np.testing.assert_array_equal(again, value)
         np.testing.assert_array_equal(other_gradient, gradient)
         jax.tree.map(np.testing.assert_array_equal, more_metrics, metrics)
+
+
+def test_the_weights_of_tokens_where_an_answer_has_none():
+    """MASK_OVERLONG and ZERO_VARIANCE_GROUPS leave such answers: they aren't counted."""
+    mask = np.arange(4) < np.array([[[3], [0]], [[2], [0]]])  # [2, 2, 4]
+    expected = {"seq-mean-token-mean": (1 / 6, 1 / 4), "token-mean": (1 / 5,) * 2,
+                "seq-mean-token-sum": (1 / 2,) * 2, "seq-mean-token-sum-norm": (1 / 8,) * 2}  # fmt: skip
+    for name, weights in demo.TABLES["LOSS_AGG_MODE"].items():
+        of_answers = np.array([[expected[name][0], 0], [expected[name][1], 0]])
+        np.testing.assert_allclose(weights(mask), of_answers[..., None] * mask, rtol=1e-12)
+        assert not weights(mask & False).any()
+
+
+@pytest.mark.parametrize("mode", demo.TABLES["KL_LOSS_MODE"])
+def test_each_kl_is_tunixs(mode):
+    policy, reference = (jnp.asarray(GOLDEN[f"{name}log_prob"]) for name in ("", "ref_"))
+    theirs = common.compute_kl_divergence(policy, reference, mode)
+    np.testing.assert_allclose(demo.TABLES["KL_LOSS_MODE"][mode](reference - policy), theirs, **CLOSE)
+
+
+def test_the_kl_keeps_its_digits_near_zero():
+    """Against float64; exp(x) - x - 1 would be off by 6e-8, the rounding of a number near 1."""
+    x = np.float32([1e-2, -1e-2, 1e-3, 1e-4, -1e-5, 1e-6, 0.0, 1.5, -3.0])
+    exact = np.expm1(x.astype(float)) - x.astype(float)
+    found = np.asarray(demo.k3(jnp.asarray(x)), float)
+    rounding = np.finfo(np.float32).eps * np.abs(np.expm1(x))  # of expm1 and x; a few of them
+    assert (np.abs(found - exact) <= 4 * rounding).all()
 
 
 def objective_of(log_ratio, *constants):
@@ -165,47 +151,47 @@ def test_the_ratio_is_bounded_where_its_exponential_would_overflow():
         np.testing.assert_allclose(found, np.full(5, expected), rtol=1e-4)
 
 
-@pytest.mark.parametrize("old", [OLD, None])
-@pytest.mark.parametrize(("cap", "algorithm"), [(2.0, "grpo"), (100.0, "grpo"), (2.0, "gspo-token")])
-def test_sampler_correction_equals_tunixs_on_the_same_numbers(old, cap, algorithm):
-    """Tunix's agentic learner makes the weights outside of its loss, by the formula that stands here."""
-    constants = (f"SAMPLER_CORRECTION={cap}", "BETA=0.5", f"LOSS_ALGO={algorithm}", "EPSILON=0.5")
-    trainers = log_probs_by_hand() if old is None else old
-    weights = np.minimum(np.exp(np.clip(trainers - SAMPLER, -20, 20)), cap)
-    assert weights[MASK == 1].min() < 0.9 and (cap > 99 or weights[MASK == 1].max() == cap)
-    expected, metrics, gradient = tunix_loss(*constants, old_log_prob=old, sampler_is_weights=weights)
-    assert metrics["sampler_is/weight_min"] < 0.9
-    value, ours, our_gradient = loss_of(*constants, old_log_prob=old)
-    np.testing.assert_allclose(value, expected, **CLOSE)
-    np.testing.assert_allclose(our_gradient, gradient, **CLOSE)
-    distance = np.abs(trainers - SAMPLER)[MASK == 1]
-    np.testing.assert_allclose(mean(ours["mismatch"]), distance.mean(), **CLOSE)
-    np.testing.assert_allclose(ours["mismatch_max"], distance.max(), **CLOSE)
+@pytest.mark.parametrize("algorithm", ["grpo", "gspo-token"])
+@pytest.mark.parametrize("old", [GOLDEN["old_log_prob"], None], ids=["pi_old", "once"])
+@pytest.mark.parametrize("kind", variants.SAMPLER_WEIGHTS)
+def test_each_sampler_weight_by_hand(kind, old, algorithm, cap=1.25):
+    """Answer by answer in Python floats: a factor of each token's gradient that has no gradient itself."""
+    constants = (f"LOSS_ALGO={algorithm}", "BETA=0.0")
+    trainer, expected = GOLDEN["log_prob"] if old is None else old, np.zeros(OWN.shape)
+    for answer, tokens in enumerate(LENGTHS):
+        ratios = [math.exp(float(trainer[answer, t]) - SAMPLER[answer, t]) for t in range(tokens)]
+        of_all = math.prod(ratios)
+        for t, ratio in enumerate(ratios):
+            expected[answer, t] = {
+                "token": min(ratio, cap),
+                "token-mask": ratio if 1 / cap <= ratio <= cap else 0.0,
+                "sequence": min(of_all, cap),
+                "sequence-mask": of_all if of_all <= cap else 0.0,
+            }[kind]
+    _, _, plain = loss_of_golden(*constants, old_log_prob=old)
+    sampler = np.where(OWN, SAMPLER, -5.0)  # padding has no say in an answer's ratio
+    constants += (f"SAMPLER_CORRECTION={cap}", f"SAMPLER_WEIGHT={kind}")
+    _, metrics, gradient = loss_of_golden(*constants, old_log_prob=old, sampler_log_prob=sampler)
+    assert np.abs(plain).max() > 0.01 and np.ptp(expected[OWN]) > 0.5
+    np.testing.assert_allclose(gradient, plain * expected, **CLOSE)
+    distance = np.abs(trainer - SAMPLER)[OWN]
+    np.testing.assert_allclose(mean(metrics["mismatch"]), distance.mean(), **CLOSE)
+    np.testing.assert_allclose(metrics["mismatch_max"], distance.max(), **CLOSE)
 
 
-def test_cispo_weighs_each_tokens_own_gradient():
-    """Eq. 4's gradient in closed form: min(ratio, 1 + eps_high) * A * (one-hot - softmax) of each token."""
-    ratio = np.exp(log_probs_by_hand() - OLD)
-    weight = np.minimum(ratio, 1.5)
-    assert (ratio > 1.5)[MASK == 1].sum() == 1 and (ratio < 0.8)[MASK == 1].sum() == 2  # no lower bound
-    constants = ("LOSS_ALGO=cispo", "EPSILON_HIGH=0.5", "BETA=0.0", "LOSS_AGG_MODE=token-mean")
-    value, metrics, gradient = loss_of(*constants)
-    terms = weight * ADVANTAGES[:, None] * MASK / 5
-    np.testing.assert_allclose(value, -(terms * log_probs_by_hand()).sum(), **CLOSE)
-    probs = np.exp(TABLE.astype(float))
-    probs /= probs.sum(axis=1, keepdims=True)
-    expected = np.zeros(TABLE.shape)
-    for i, t in zip(*np.nonzero(MASK)):
-        expected[INPUTS[i, t]] -= terms[i, t] * (np.eye(VOCABULARY)[ANSWERS[i, t]] - probs[INPUTS[i, t]])
-    np.testing.assert_allclose(gradient, expected, **CLOSE)
-    np.testing.assert_allclose(mean(metrics["clip_fraction"]), 1 / 5, **CLOSE)
+# --- two answers of a table of logits
+
+
+def mean_of_means(losses):
+    return (losses[0].sum() / 3 + losses[1, :2].sum() / 2) / 2
 
 
 def test_the_entropy_bonus_and_its_gradient():
     """Against probabilities times their logarithms, differentiated by JAX."""
+    inputs = np.concatenate([PROMPTS, ANSWERS], axis=1)[:, :-1]  # the token before each token of an answer
 
     def entropy(table):
-        probs = jax.nn.softmax(jnp.asarray(table)[INPUTS])  # [2, 3, V]
+        probs = jax.nn.softmax(jnp.asarray(table)[inputs])  # [2, 3, V]
         return -(probs * jnp.log(probs)).sum(axis=-1)
 
     plain, metrics, gradient = loss_of()
@@ -216,49 +202,13 @@ def test_the_entropy_bonus_and_its_gradient():
     np.testing.assert_allclose(mean(metrics["entropy"]), entropy(TABLE)[MASK == 1].mean(), **CLOSE)
 
 
-@pytest.mark.parametrize("kind", ["token", "token-mask", "sequence", "sequence-mask"])
-def test_each_sampler_weight_by_hand(kind, cap=1.25):
-    """Answer by answer in Python floats; the first has 3 tokens of its own, the second 2."""
-    expected = np.zeros(SAMPLER.shape)
-    for answer, tokens in enumerate(MASK.sum(axis=1).astype(int)):
-        ratios = [math.exp(OLD[answer, t] - SAMPLER[answer, t]) for t in range(tokens)]
-        of_all = math.prod(ratios)
-        for t, ratio in enumerate(ratios):
-            expected[answer, t] = {
-                "token": min(ratio, cap),
-                "token-mask": ratio if 1 / cap <= ratio <= cap else 0.0,
-                "sequence": min(of_all, cap),
-                "sequence-mask": of_all if of_all <= cap else 0.0,
-            }[kind]
-    constants = (f"SAMPLER_CORRECTION={cap}", f"SAMPLER_WEIGHT={kind}", "BETA=0.0")
-    sampler = np.where(MASK, SAMPLER, -5.0)  # padding has no say in an answer's ratio
-    value, *_ = loss_of(*constants, sampler_log_prob=sampler)
-    np.testing.assert_allclose(value, mean_of_means(clipped_by_hand() * expected), **CLOSE)
-
-
-def test_the_kl_keeps_its_digits_near_zero():
-    """Against float64; exp(x) - x - 1 would be off by 6e-8, the rounding of a number near 1."""
-    x = np.float32([1e-2, -1e-2, 1e-3, 1e-4, -1e-5, 1e-6, 0.0, 1.5, -3.0])
-    exact = np.expm1(x.astype(float)) - x.astype(float)
-    found = np.asarray(demo.k3(jnp.asarray(x)), float)
-    rounding = np.finfo(np.float32).eps * np.abs(np.expm1(x))  # of expm1 and x; a few of them
-    assert (np.abs(found - exact) <= 4 * rounding).all()
-
-
-def test_the_weight_of_the_kl_and_the_temperature_are_arguments():
-    """TARGET_KL and TEMPERATURE_END move them from step to step; BETA and TEMPERATURE only begin."""
-    log_prob = log_probs_by_hand(temperature=0.7)
-    d = log_prob - REFERENCE
-    expected = mean_of_means(clipped_by_hand(log_prob=log_prob) + 0.3 * (np.exp(-d) - 1 + d))
-    constant, *_ = loss_of("BETA=0.3", "TEMPERATURE=0.7")
-    moved, *_ = loss_of("BETA=0.9", beta=np.full((2, 1), 0.3), temperature=0.7)
-    np.testing.assert_allclose([constant, moved], expected, **CLOSE)
-
-
-def test_logits_clip_bounds_the_logits_before_the_softmax():
-    loss, *_ = loss_of("LOGITS_CLIP=0.4", "BETA=0.0")
-    log_prob = log_probs_by_hand(clip=0.4)
-    np.testing.assert_allclose(loss, mean_of_means(clipped_by_hand(log_prob=log_prob)), **CLOSE)
+def test_temperature_logits_clip_and_the_weight_of_the_kl():
+    """TARGET_KL and TEMPERATURE_END move two of them from step to step; BETA and TEMPERATURE only begin."""
+    log_prob = log_probs_by_hand(temperature=0.7, clip=0.4)  # before the softmax
+    ratio, A, d = np.exp(log_prob - OLD), ADVANTAGES[:, None], log_prob - REFERENCE
+    losses = -np.minimum(ratio * A, np.clip(ratio, 0.8, 1.2) * A) + 0.3 * (np.exp(-d) - 1 + d)
+    value, *_ = loss_of("LOGITS_CLIP=0.4", "BETA=0.9", beta=np.full((2, 1), 0.3), temperature=0.7)
+    np.testing.assert_allclose(value, mean_of_means(losses), **CLOSE)
     assert np.abs(TABLE).max() > 0.4
 
 

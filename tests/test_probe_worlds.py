@@ -12,17 +12,8 @@ dqn, cart_pole = load("2_Cart_Pole_DQN", "cart_pole_dqn"), load("2_Cart_Pole_DQN
 pendulum, environments = load("3_Pendulum", "pendulum"), load("3_Pendulum", "environments")
 
 
-def training(script, c, rng, rows):
-    """One seed's whole training as one traceable function; returns the agent."""
-    agent = script.make_agent(c, rng)
-    if script is dqn:
-        agent = script.fill_buffer(c, rng, agent)
-    learn = lambda agent, row: script.learn_and_evaluate(c, rng, agent, row)  # noqa: E731
-    return jax.lax.scan(learn, agent, jnp.arange(rows))[0]
-
-
-def world(kinds, width, start, reward, ends_after=1, truncates=False):
-    """A world of `ends_after` steps; the observation is (x, step, 0, ...) with x drawn by `start`.
+def world(kinds, width, reward, ends_after=1, truncates=False):
+    """A world of `ends_after` steps; the observation is (x, step, 0, ...), and x is 1 or -1 by chance.
 
     Where the world `truncates`, what comes after the cut is the same world again.
     """
@@ -32,7 +23,8 @@ def world(kinds, width, start, reward, ends_after=1, truncates=False):
         return kinds.EnvState(*(known[name] for name in kinds.EnvState._fields))
 
     def reset(rng):
-        return state_of(jnp.zeros(width).at[0].set(start(rng)), jnp.int32(0), jnp.float32(0))
+        x = jax.random.rademacher(rng, ()).astype(jnp.float32)
+        return state_of(jnp.zeros(width).at[0].set(x), jnp.int32(0), jnp.float32(0))
 
     def step(state, action):
         ended = state.steps + 1 >= ends_after
@@ -44,56 +36,44 @@ def world(kinds, width, start, reward, ends_after=1, truncates=False):
     return reset, step
 
 
-def one(rng):
-    return 1.0
-
-
-def sign(rng):
-    return jax.random.rademacher(rng, ()).astype(jnp.float32)
-
-
-WORLDS = {  # name: (start, reward, ends_after, truncates), {observation: value}
-    "constant reward": ((one, lambda s, a: 1.0), {(1, 0): 1}),
-    "value depends on the observation": ((sign, lambda s, a: s.obs[0]), {(1, 0): 1, (-1, 0): -1}),
-    "discount": ((one, lambda s, a: s.steps == 2, 3), {(1, 0): 0.25, (1, 1): 0.5, (1, 2): 1}),
-    # one more than the usual five: the first world, cut off. Its last observation is worth 2 as well.
-    "truncation": ((one, lambda s, a: 1.0, 1, True), {(1, 0): 2}),
+WORLDS = {  # name: the arguments of `world`, and what each of its steps is worth, by x
+    "value depends on the observation": (dict(reward=lambda s, a: s.obs[0]), lambda x: [x]),
+    "discount": (dict(reward=lambda s, a: s.steps == 2, ends_after=3), lambda x: [0.25, 0.5, 1]),
+    "truncation": (dict(reward=lambda s, a: 1.0, truncates=True), lambda x: [2]),
 }
-# ... and two whose reward depends on the action: of two pushes the one of x's sign, of all torques x
-ACTIONS = {"reward depends on the action": one, "reward depends on both": sign}
 
 
 @pytest.fixture(scope="module")
 def probed():
     """All worlds as the seeds of one program: by script and name, the agents after training."""
 
-    def train_all(script, kinds, width, reward, arguments):
+    def train_all(script, kinds, width, best, arguments):
+        """`best` is a reward of x and the action."""
         c = script.configure(["GAMMA=0.5", "HIDDEN_SIZE=16", "SCALE_OBSERVATIONS=False", *arguments.split()])
-        given = [arguments for arguments, _ in WORLDS.values()]
-        given += [(start, lambda s, a: reward(s.obs[0], a)) for start in ACTIONS.values()]
-        resets, steps = zip(*(world(kinds, width, *arguments) for arguments in given))
+        given = [*(known for known, _ in WORLDS.values()), dict(reward=lambda s, a: best(s.obs[0], a))]
+        resets, steps = zip(*(world(kinds, width, **known) for known in given))
         rows = dqn.num_rows(c) if script is dqn else c.NUM_STEPS // c.EVAL_INTERVAL
 
         def train_in(key, index):
             """The script's own training, in the world of this number."""
-            probe = SimpleNamespace(
-                reset=lambda rng: jax.lax.switch(index, resets, rng),
-                step=lambda *args: jax.lax.switch(index, steps, *args),
-                max_episode_steps=1,  # of the quick evaluation, which is not looked at here
-                observation_scale=(1.0,) * width,
-            )
+            reset = lambda rng: jax.lax.switch(index, resets, rng)  # noqa: E731
+            step = lambda *args: jax.lax.switch(index, steps, *args)  # noqa: E731
+            learn = lambda agent, row: script.learn_and_evaluate(c, key, agent, row)  # noqa: E731
             with pytest.MonkeyPatch.context() as patch:
                 if script is dqn:
-                    patch.setattr(cart_pole, "reset", probe.reset)
-                    patch.setattr(cart_pole, "step", probe.step)
-                    patch.setattr(cart_pole, "MAX_EPISODE_STEPS", 1)
+                    patch.setattr(cart_pole, "reset", reset)
+                    patch.setattr(cart_pole, "step", step)
+                    patch.setattr(cart_pole, "MAX_EPISODE_STEPS", 1)  # of the quick evaluation
+                    agent = script.fill_buffer(c, key, script.make_agent(c, key))
                 else:
-                    patch.setattr(script, "ENV", probe)
-                return training(script, c, key, rows)
+                    scale = dict(max_episode_steps=1, observation_scale=(1.0,) * width)
+                    patch.setattr(script, "ENV", SimpleNamespace(reset=reset, step=step, **scale))
+                    agent = script.make_agent(c, key)
+                return jax.lax.scan(learn, agent, jnp.arange(rows))[0]
 
         keys = jax.random.split(jax.random.key(0), len(given))
         agents = jax.jit(jax.vmap(train_in))(keys, jnp.arange(len(given)))
-        return {name: unstack(agents, i) for i, name in enumerate([*WORLDS, *ACTIONS])}
+        return {name: unstack(agents, i) for i, name in enumerate([*WORLDS, "actions"])}
 
     return {
         dqn: train_all(dqn, cart_pole, 4, lambda x, a: x * (2.0 * a - 1),
@@ -107,21 +87,21 @@ def probed():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("x", [1, -1])
 @pytest.mark.parametrize("name", WORLDS)
-def test_values_of_worlds_that_are_known(probed, name):
+def test_values_of_worlds_that_are_known(probed, name, x):
     """Adam with a falling rate fits a handful of points to about 1e-3."""
-    for (x, t), value in WORLDS[name][1].items():
+    for t, value in enumerate(WORLDS[name][1](x)):
         q = probed[dqn][name].online(jnp.array([x, t, 0.0, 0.0]))
         np.testing.assert_allclose(q, [value, value], atol=0.02)
         found = pendulum.value(probed[pendulum][name].critic, jnp.array([x, t, 0.0]))
         assert float(found) == pytest.approx(value, abs=0.02)
 
 
-@pytest.mark.parametrize("name", ACTIONS)
-def test_actions_in_worlds_that_are_known(probed, name):
-    for x in (1, -1) if ACTIONS[name] is sign else (1,):
-        q = probed[dqn][name].online(jnp.array([x, 0.0, 0.0, 0.0]))
-        np.testing.assert_allclose(q, [-x, x], atol=0.02)
-        policy = pendulum.policy(probed[pendulum][name].actor, jnp.array([x, 0.0, 0.0]))
-        assert float(policy.loc) == pytest.approx(x, abs=0.15)  # 12 rollouts of noisy torques
-        assert float(policy.scale) < 0.7  # from 2
+@pytest.mark.parametrize("x", [1, -1])
+def test_actions_in_a_world_that_rewards_one_of_xs_sign(probed, x):
+    q = probed[dqn]["actions"].online(jnp.array([x, 0.0, 0.0, 0.0]))
+    np.testing.assert_allclose(q, [-x, x], atol=0.02)
+    policy = pendulum.policy(probed[pendulum]["actions"].actor, jnp.array([x, 0.0, 0.0]))
+    assert float(policy.loc) == pytest.approx(x, abs=0.15)  # 12 rollouts of noisy torques
+    assert float(policy.scale) < 0.7  # from 2
