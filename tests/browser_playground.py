@@ -555,7 +555,7 @@ def test_a_training_stops_goes_on_and_is_reset(show):
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_each_room_on_a_phone_and_on_a_desk(show, room):
-    """Widths and keys; of colours, names and sizes `make test-site` asks axe."""
+    """Widths, keys, and links to chapters; of colours, names and sizes `make test-site` asks axe."""
     reached = """return [...document.querySelectorAll('button, a.button, select, summary, input')].every(
       (e) => (e.focus(), !e.checkVisibility() || e.disabled || e.matches(':focus')))"""
     for lang in ("en", "zh"):
@@ -568,6 +568,10 @@ def test_each_room_on_a_phone_and_on_a_desk(show, room):
         words = one(driver, "body").text
         assert not [word for word in ("undefined", "{", "NaN", "[object") if word in words]
         assert bool(re.search("[\u4e00-\u9fff]", one(driver, "main").text)) == (lang == "zh")
+        links = [a.get_attribute("href") for a in find(driver, "#home, .chapters a")]
+        pages = [Path(urlsplit(link).path) for link in links]
+        assert len(pages) >= 2 and all(page.is_file() for page in pages)
+        assert all(page.stem.endswith("_ch") == (lang == "zh") for page in pages)
         for width in (320, 390, 768, 900, 1400):
             look_like(driver, width, 900, phone=width < 500)
             assert driver.execute_script("return document.documentElement.scrollWidth") <= width
@@ -598,7 +602,7 @@ def test_the_address_holds_what_is_set(show):
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_missions_set_up_what_they_say_and_rooms_name_their_chapter(show, room):
+def test_missions_set_up_what_they_say(show, room):
     driver, address = show(room), f"room={ROOMS.index(room) + 1}"
     for mission in run(driver, f"module('missions').MISSIONS.{room}"):
         one(driver, f"#mission_{mission['name']}").click()
@@ -612,12 +616,6 @@ def test_missions_set_up_what_they_say_and_rooms_name_their_chapter(show, room):
             WebDriverWait(driver, 20).until(lambda d, given=given: given <= address_of(d).items())
         visit(driver, f"{address}&mission={mission['name']}")  # a chapter's shorter link
         assert dict(parse_qsl(mission["sets"][0])).items() <= address_of(driver).items()
-    for lang in ("zh", "en"):
-        visit(driver, f"{address}&lang={lang}")
-        links = [a.get_attribute("href") for a in find(driver, "#home, .chapters a")]
-        pages = [Path(urlsplit(link).path) for link in links]
-        assert len(pages) >= 2 and all(page.is_file() for page in pages)
-        assert all(page.stem.endswith("_ch") == (lang == "zh") for page in pages)
 
 
 @pytest.mark.parametrize("figure", ["crawl", "clip", "passes", "group", "gae"])

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from hostile import HOSTILE
 from short_runs import SHORT
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -21,7 +22,7 @@ from task.grading import format_ok, grade, last_number
 G, STEPS = 4, 4
 KEPT = [1, 3, 4]  # the first, every third, the last
 ARGUMENTS = [*SHORT, f"NUM_BATCHES={STEPS}", "LOG_ANSWERS_EVERY=3", "SAVE_INTERVAL_STEPS=1", "MAX_TO_KEEP=20",
-             "WARMUP_FRACTION=0.0", "TEMPERATURE_END=0.6", "EVAL_EVERY=3", "NUM_ITERATIONS=2",
+             "WARMUP_FRACTION=0.0", "TEMPERATURE_END=0.6", "EVAL_EVERY=0", "NUM_ITERATIONS=2",
              "ZERO_VARIANCE_GROUPS=refill", "MASK_OVERLONG=True", "TOTAL_GENERATION_STEPS=13"]  # fmt: skip
 REWARDS = ("match_format_exactly", "match_format_approximately", "check_answer", "check_numbers")
 
@@ -42,11 +43,8 @@ def rows(run):
 def test_the_chosen_steps_are_kept_with_all_answers(run, rows):
     assert [row["step"] for row in rows] == [step for step in KEPT for _ in range(4)]
     assert all(len(row["completions"]) == G for row in rows)
-    assert not list(run.glob("*.partial"))
     drawn = [row["answers"] for row in read_log(run / "train_log.csv") if row["step"] in KEPT]
     assert max(drawn) > 4 * G  # some groups are those of a refill
-    evaluated = [row["step"] for row in answers.read_lines(run / "evaluations.jsonl")]
-    assert evaluated == [0, 3, 4]  # before the first step, every third, after the last
 
 
 def test_points_rewards_and_advantages_follow_from_the_texts(rows):
@@ -117,24 +115,6 @@ def test_log_probs_are_those_of_the_checkpoints_before_and_after_the_step(run, r
     assert max(np.abs(change).max() for change in changes) > 1e-3  # 20 times the tolerance
 
 
-def test_lines_of_undone_steps_go_and_a_torn_line_too(tmp_path):
-    path = tmp_path / "answers.jsonl"
-    assert answers.keep_lines(path, 5) == set() and not path.exists()
-    path.write_text(answers.to_lines([{"step": step, "text": "\u202e\x1b[31m"} for step in (0, 1, 1, 4, 7)]))
-    assert path.read_bytes().isascii() and b"\x1b" not in path.read_bytes()
-    path.write_text(path.read_text()[:-5])
-    assert answers.keep_lines(path, 4) == {0, 1, 4}
-    assert [row["step"] for row in answers.read_lines(path)] == [0, 1, 1, 4]
-
-
-TEXTS = [
-    "plain words, and 8-6=2", "中文也可以 mixed in", "é e\u0301 ñ ☃\u200d", "\t\n  spaces  ", "x" * 50,
-    "好" * 40,
-    "\U0001f469\u200d\U0001f469\u200d\U0001f467 a family, \U0001f1f9\U0001f1fc a flag",
-    "\u0645\u0631\u062d\u0628\u0627 7 \u05e9\u05dc\u05d5\u05dd",  # right to left
-]  # fmt: skip
-
-
 def test_the_texts_of_the_tokens_add_up_to_the_text():
     """With a byte-level BPE as Llama's: a character can take several tokens."""
     tokenizer = Tokenizer(models.BPE())
@@ -142,8 +122,9 @@ def test_the_texts_of_the_tokens_add_up_to_the_text():
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=280, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(TEXTS, trainer)
-    for text in TEXTS:
+    texts = [text.encode("utf-8", "ignore").decode() for text in HOSTILE]  # without lone surrogates
+    tokenizer.train_from_iterator(texts, trainer)
+    for text in texts:
         tokens = tokenizer.encode(text).ids
         pieces = answers.token_texts(tokenizer, tokens)
         assert len(pieces) == len(tokens) > 1 and "".join(pieces) == text
