@@ -14,7 +14,7 @@ import grpo_llama3_1_8b_demo as demo
 import inference
 import reward_func
 from model import llama
-from run import answers, trained
+from run import answers, checkpoints, start
 from run.run_files import read_log
 from settings import HERE
 from task.grading import format_ok, grade, last_number
@@ -29,21 +29,23 @@ REWARDS = ("match_format_exactly", "match_format_approximately", "check_answer",
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """The folder of a run with a checkpoint of each step."""
-    folder = tmp_path_factory.mktemp("answers") / "run"
-    demo.main([*ARGUMENTS, f"RUN_DIR={folder}"])
-    return folder
+    """The folder of a run with a checkpoint of each step, and its language model."""
+    folder, load_llm, made = tmp_path_factory.mktemp("answers") / "run", start.load_llm, []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(start, "load_llm", lambda *given: made.append(load_llm(*given)) or made[0])
+        demo.main([*ARGUMENTS, f"RUN_DIR={folder}"])
+    return folder, made[0]
 
 
 @pytest.fixture(scope="module")
 def rows(run):
-    return [json.loads(line) for line in (run / "answers.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (run[0] / "answers.jsonl").read_text().splitlines()]
 
 
 def test_the_chosen_steps_are_kept_with_all_answers(run, rows):
     assert [row["step"] for row in rows] == [step for step in KEPT for _ in range(4)]
     assert all(len(row["completions"]) == G for row in rows)
-    drawn = [row["answers"] for row in read_log(run / "train_log.csv") if row["step"] in KEPT]
+    drawn = [row["answers"] for row in read_log(run[0] / "train_log.csv") if row["step"] in KEPT]
     assert max(drawn) > 4 * G  # some groups are those of a refill
 
 
@@ -87,11 +89,11 @@ def test_tokens_and_their_texts_are_the_answer_to_the_question_and_the_masked_on
 
 
 def test_log_probs_are_those_of_the_checkpoints_before_and_after_the_step(run, rows):
-    """By inference.py's model; prompt and answer are at the left, where training has the prompt's padding."""
-    c, _, found = inference.read_arguments([f"CHECKPOINT={run}"])
-    tokenizer = llama.load_tokenizer(llama.load_hf_config(c.MODEL)[0])
-    rollout = trained.make_rollout(c, tokenizer, 1)  # the base model, until a checkpoint is restored
-    forward = nnx.jit(type(rollout.model()).__call__)
+    """Prompt and answer are at the left here, where training has the prompt's padding."""
+    folder, llm = run
+    c, *_ = inference.read_arguments([f"CHECKPOINT={folder}"])
+    tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
+    forward = nnx.jit(type(llm.actor).__call__)
     mine = inference.add_prompts(c, [row for row in rows if row["step"] == STEPS], tokenizer)
     asked = [(tokenizer.encode(row["prompts"], add_special_tokens=False), answer)
              for row in mine for answer in row["completions"]]  # fmt: skip
@@ -101,11 +103,12 @@ def test_log_probs_are_those_of_the_checkpoints_before_and_after_the_step(run, r
     positions = np.broadcast_to(np.arange(56), tokens.shape)
     for name, step in (("log_prob_reference", 0), ("log_prob", STEPS - 1), ("log_prob_after", STEPS)):
         if step:
-            trained.restore(rollout, trained.place_of(found)[0], step)
+            with checkpoints.open_manager(str(folder / "checkpoints")) as manager:
+                nnx.update(llm.actor, checkpoints.restore(manager, step, llm.params)[0])
+        model, segments = llm.actor if step else llm.reference, (tokens != 0).astype(np.int32)
         logits, _ = forward(
-            rollout.model(), tokens, positions=positions, cache=None, attention_mask=None,
-            decoder_segment_ids=(tokens != 0).astype(np.int32),
-        )  # fmt: skip
+            model, tokens, positions=positions, cache=None, attention_mask=None, decoder_segment_ids=segments
+        )
         log_prob = jax.nn.log_softmax(np.asarray(logits, np.float32) / mine[0]["temperature"])
         for of_line, (prompt, answer) in zip(log_prob, asked, strict=True):
             places = len(prompt) - 1 + np.arange(len(answer["tokens"]))
