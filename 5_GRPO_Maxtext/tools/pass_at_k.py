@@ -73,9 +73,9 @@ def pass_at_k(right: np.ndarray, n: int, k: int) -> np.ndarray:
 
 def interval(values: np.ndarray, seed: int) -> tuple[float, float]:
     """95 % interval of the mean of values [Q], by the percentile bootstrap over questions."""
-    return scipy.stats.bootstrap(
-        (values,), np.mean, n_resamples=RESAMPLES, method="percentile", rng=np.random.default_rng(seed)
-    ).confidence_interval
+    rng = np.random.default_rng(seed)
+    means = [values[rng.integers(len(values), size=len(values))].mean() for _ in range(RESAMPLES)]
+    return tuple(np.percentile(means, (2.5, 97.5)))
 
 
 # %% Answers ------------------------------------------------------------------------------------------------
