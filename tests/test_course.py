@@ -4,15 +4,15 @@ import csv
 import inspect
 import json
 import re
-import subprocess
 import sys
+import types
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pages
 import pytest
-from folders import load
+from folders import load, load_all
 from measure import drawings, pictures, run, tables
 from pages import ROOT
 
@@ -92,29 +92,21 @@ def test_the_push_of_a_group_on_its_tokens_by_hand():
     assert max(map(abs, right[4:7] + right[8:])) < 0.02  # certain already: nothing is left to push
 
 
-CELL_BY_CELL = r"""
-import re, sys, types
-for path in sys.argv[1:]:
-    module = types.ModuleType("stepped_" + path.rsplit("/", 1)[1][:-3])
-    module.__file__ = path
-    sys.modules[module.__name__] = module  # decorators of classes look there
-    sys.path.insert(0, path.rsplit("/", 1)[0])
-    for name in ("settings", "checks", "runs", "pictures", "data"):  # of the folder before
-        sys.modules.pop(name, None)
-    for cell in re.split(r"^(?=# %% )", open(path).read(), flags=re.M):
-        exec(compile(cell, path, "exec"), module.__dict__)
-"""
-
-
-def test_cell_by_cell_a_script_prints_nothing_and_writes_nothing(tmp_path):
+@pytest.mark.parametrize("path", STEPPED, ids=pages.name_of)
+def test_cell_by_cell_a_script_prints_nothing_and_writes_nothing(path, empty_folder, monkeypatch, capfd):
     """Also what an import does: the command line's last lines need `__name__ == "__main__"`."""
     before = {path: path.stat().st_mtime_ns for path in ROOT.glob("[1-5]_*/*")}
-    done = subprocess.run(
-        [sys.executable, "-B", "-c", CELL_BY_CELL, *map(str, STEPPED)],
-        cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert list(tmp_path.iterdir()) == []
+    if path.parent != settings.HERE:  # its neighbours are imported anew
+        monkeypatch.syspath_prepend(path.parent)
+        for name in load_all(path.parent.name):
+            monkeypatch.setitem(sys.modules, name, None)  # at the end, what is there now comes back
+            del sys.modules[name]
+    module = types.ModuleType(f"stepped_{path.stem}")
+    module.__file__ = str(path)
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # decorators of classes look there
+    for cell in re.split(r"^(?=# %% )", path.read_text(), flags=re.M):
+        exec(compile(cell, path, "exec"), module.__dict__)
+    assert capfd.readouterr() == ("", "") and list(empty_folder.iterdir()) == []
     assert {path: path.stat().st_mtime_ns for path in ROOT.glob("[1-5]_*/*")} == before
 
 

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from short_runs import run_here
 
 import reward_func
 from run import health
-from run.run_files import read_log
+from run.run_files import read_constants, read_log
 from settings import HERE, UserError
 from task.run_grader import COURSE_REWARDS
 from tools import show_run
@@ -24,25 +25,23 @@ from tools import show_run
 FOLDER = Path(__file__).parent / "golden" / "health"
 
 
-# --- what is spoilt: changes files or rewards, and returns constants that name them
+# --- what is spoilt: files, and rewards that `patch` changes; test_health.toml has the constants
 
 
-def changed_questions(change):
+def change_questions(change):
     rows = map(json.loads, (HERE / "tiny_gsm8k" / "train.jsonl").read_text().splitlines())
     Path("changed.jsonl").write_text("\n".join(map(json.dumps, change(list(rows)))) + "\n")
-    return ["DATASET=changed.jsonl", "TEST_DATASET=tiny_gsm8k"]
 
 
 def wrong_answers(patch):
     """Gold answers that no answer of the model equals, nor comes near."""
-    return changed_questions(lambda rows: [row | {"answer": "#### 100000"} for row in rows])
+    change_questions(lambda rows: [row | {"answer": "#### 100000"} for row in rows])
 
 
 def pay(patch, reward):
     """All rewards of the course become this one."""
     for name in COURSE_REWARDS:
         patch.setattr(reward_func, name, reward)
-    return []
 
 
 def pay_for_length(sign):
@@ -54,7 +53,8 @@ def pay_for_length(sign):
 
 def unreadable_answers(patch):
     """Wrong answers, and rewards that look at nothing else."""
-    return pay(patch, reward_func.check_numbers) + wrong_answers(patch)
+    pay(patch, reward_func.check_numbers)
+    wrong_answers(patch)
 
 
 def another_end_of_sequence(patch):
@@ -63,30 +63,18 @@ def another_end_of_sequence(patch):
     tokens = json.loads(Path("model/tokenizer.json").read_text())["model"]["vocab"]
     path = Path("model/tokenizer_config.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": max(tokens, key=tokens.get)}))
-    return ["MODEL=model"]
 
 
-HEALTHY = {
-    "healthy": (None, []),
-    "rloo": (None, ["ADVANTAGE=rloo", "LOSS_AGG_MODE=seq-mean-token-sum"]),
-}
-ILL = {
-    "alike": (None, ["TEMPERATURE=0.05", "NUM_BATCHES=10"]),
-    "no_signal": (unreadable_answers, ["BETA=0.0"]),
-    "solved": (  # questions that the model is good at, over and over
-        lambda patch: changed_questions(lambda rows: rows[:16]),
-        ["NUM_BATCHES=60", "NUM_ITERATIONS=1", "LEARNING_RATE=1e-3"],
-    ),
-    "never_stops": (another_end_of_sequence, []),
-    "cut_off": (None, ["TOTAL_GENERATION_STEPS=15"]),
-    "longer": (pay_for_length(1), ["LEARNING_RATE=0.003", "BETA=0.0", "NUM_BATCHES=40"]),
-    "kl": (None, ["LEARNING_RATE=0.01"]),
-    "format_only": (wrong_answers, ["NUM_BATCHES=30"]),
-    "entropy": (pay_for_length(-1), ["LEARNING_RATE=0.003", "BETA=0.0", "NUM_BATCHES=40"]),
-    "clipped": (None, ["NUM_ITERATIONS=8", "LEARNING_RATE=0.005"]),
-    "gradient": (None, ["MAX_GRAD_NORM=0.01"]),
-    "mismatch": (None, ["TEMPERATURE=3.0", "TOP_K=5", "BETA=0.0"]),
-    "worse": (None, ["LEARNING_RATE=0.03", "WARMUP_FRACTION=0.9", "MAX_GRAD_NORM=100.0"]),
+CONSTANTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+HEALTHY = ("healthy", "rloo")
+ILL = [name for name in CONSTANTS if name not in HEALTHY]
+SPOILT = {  # the others are ill by their constants alone
+    "no_signal": unreadable_answers,
+    "solved": lambda patch: change_questions(lambda rows: rows[:16]),  # which the model is good at
+    "never_stops": another_end_of_sequence,
+    "longer": pay_for_length(1),
+    "format_only": wrong_answers,
+    "entropy": pay_for_length(-1),
 }
 
 
@@ -105,12 +93,10 @@ def kinds(rows, constants):
 @pytest.mark.parametrize("name", ILL)
 def test_a_spoilt_run_is_named_with_its_cause_and_the_constant_to_turn(name):
     rows, constants = log(name)
-    expected, before = [], {}
-    for i, found in enumerate(kinds(rows, constants)):
-        expected += [f"step {i}: {found[kind]}" for kind in found if kind not in before]
-        before = found
-    assert list(health.history(rows, constants)) == expected
-    line = [found[name] for found in kinds(rows, constants) if name in found][-1]
+    found = kinds(rows, constants)
+    began = [(i, kind) for i, now in enumerate(found) for kind in now if kind not in found[i - 1]]
+    assert list(health.history(rows, constants)) == [f"step {i}: {found[i][kind]}" for i, kind in began]
+    line = [now[name] for now in found if name in now][-1]
     turned = re.findall(r"\b([A-Z][A-Z_0-9]+)=([^\s,;)]+)", line)
     assert "\n" not in line and turned and all(str(constants[name]) == value for name, value in turned)
 
@@ -187,17 +173,16 @@ def test_the_command_reads_a_runs_folder_and_does_not_import_jax(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", HEALTHY | ILL)
+@pytest.mark.parametrize("name", CONSTANTS)
 def test_the_spoilt_run_says_so_itself(name, empty_folder, monkeypatch):
     """The run of the committed log once more: it prints the lines of its log, and report.md repeats them."""
-    spoil, arguments = (HEALTHY | ILL)[name]
-    arguments = ["NUM_BATCHES=20", "NUM_TEST_QUESTIONS=8", *(spoil(monkeypatch) if spoil else []), *arguments]
-    said = [line for line in run_here(empty_folder, *arguments).splitlines() if line.startswith("health ")]
-    said = [line.removeprefix("health   ") for line in said]
-    files = {"csv": Path("run/train_log.csv"), "json": Path("run/constants.json")}
-    rows, constants = read_log(files["csv"]), json.loads(files["json"].read_text())
+    SPOILT.get(name, lambda patch: None)(monkeypatch)
+    out = run_here(empty_folder, "NUM_BATCHES=20", "NUM_TEST_QUESTIONS=8", *CONSTANTS[name].split())
+    said = re.findall("^health   (.*)", out, re.M)
+    rows, constants = read_log(Path("run/train_log.csv")), read_constants(Path("run"))
     assert list(health.history(rows, constants)) == said
     assert any(name in found for found in kinds(rows, constants)) == (name in ILL) == bool(said)
     assert all(line in Path("run/report.md").read_text() for line in said)
-    for kind in files if "HEALTH_LOGS" in os.environ else ():
-        shutil.copy(files[kind], FOLDER / f"{name}.{kind}")
+    if "HEALTH_LOGS" in os.environ:
+        shutil.copy("run/train_log.csv", FOLDER / f"{name}.csv")
+        shutil.copy("run/constants.json", FOLDER / f"{name}.json")

@@ -24,8 +24,7 @@ from mkdocs.structure.toc import get_toc
 from PIL import Image, ImageSequence
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
-from pygments.lexers import TextLexer, get_lexer_by_name, get_lexer_for_filename
-from pygments.util import ClassNotFound
+from pygments.lexers import TextLexer, find_lexer_class_for_filename, get_lexer_by_name
 
 ROOT = Path(__file__).resolve().parent.parent
 PLAYGROUND = ROOT / "5_GRPO_Maxtext/assets/playground.html"
@@ -81,18 +80,10 @@ def to(target: Path, page: Path) -> str:
     return os.path.relpath(place(target), place(page).parent)
 
 
-def code(text: str, lexer, anchors: str = "") -> str:
-    """A block of code with its colours, every line with an anchor if `anchors` is what they begin with."""
-    shown = highlight(text, lexer, HtmlFormatter(nowrap=True))
-    if anchors:
-        lines = enumerate(shown.rstrip().split("\n"), start=1)
-        shown = "\n".join(f'<span id="{anchors}{n}">{line}</span>' for n, line in lines)
-    return f'<div class="highlight"><pre><code>{shown}</code></pre></div>'
-
-
 def fence(self, tokens, i, options, env) -> str:
     """A block of code in a page."""
-    return code(tokens[i].content, get_lexer_by_name(tokens[i].info or "text"))
+    lexer = get_lexer_by_name(tokens[i].info or "text")
+    return highlight(tokens[i].content, lexer, HtmlFormatter(wrapcode=True))
 
 
 def formula(content: str, _: dict) -> str:
@@ -208,17 +199,17 @@ def at_home(path: Path) -> str:
 
 def text_page(path: Path) -> str:
     """The HTML of any other text file, every line with an anchor, L-10."""
-    try:
-        lexer = get_lexer_for_filename(path.name)
-    except ClassNotFound:
-        lexer = TextLexer()
-    return f"<h1>{path.relative_to(ROOT)}</h1>\n{code(path.read_text(), lexer, 'L-')}"
+    lexer = find_lexer_class_for_filename(path.name) or TextLexer
+    shown = highlight(path.read_text(), lexer(), HtmlFormatter(wrapcode=True, linespans="L"))
+    return f"<h1>{path.relative_to(ROOT)}</h1>\n{shown}"
 
 
-def files_of(folder: Path) -> list[Path]:
-    """The files of a folder of the repository."""
+def folder_page(folder: Path) -> tuple[str, set[Path]]:
+    """The HTML of a folder without a page of its own, and the files of the repository in it."""
     listed = subprocess.run(["git", "ls-files"], cwd=folder, capture_output=True, text=True, check=True)
-    return [folder / name for name in listed.stdout.split() if "/" not in name]
+    inside = [folder / name for name in listed.stdout.split() if "/" not in name]
+    links = "".join(f'<li><a href="{place(path).name}">{path.name}</a></li>' for path in inside)
+    return f"<h1>{folder.relative_to(ROOT)}</h1>\n<ul>{links}</ul>", set(inside)
 
 
 def title_of(path: Path) -> str:
@@ -226,23 +217,21 @@ def title_of(path: Path) -> str:
     return path.read_text().partition("\n")[0].removeprefix("# ")
 
 
-def navigation(pages: list[Path]) -> list:
+def navigation() -> list:
     """The sidebar: a section for each chapter, its pages in the order in which its first page names them."""
+    pages = [path for path in PAGES if language_of(path) == LANGUAGE]
     address = {path: str(place(path).with_suffix(".md")).removeprefix("zh/") for path in pages}
-    [first] = [path for path in pages if path.parent == ROOT and "README" in path.stem]
+    first = ROOT / ("README_ch.md" if LANGUAGE == "zh" else "README.md")
     entries = [{title_of(first): address[first]}]
     for folder in sorted(ROOT.glob("[1-5]_*")):
-        chapter, *rest = sorted(
-            (path for path in pages if path.is_relative_to(folder)),
-            key=lambda path: "README" not in path.stem,
-        )
+        chapter = folder / first.name
         text = chapter.read_text()
+        rest = [path for path in pages if path.is_relative_to(folder) and path != chapter]
         rest.sort(key=lambda path: text.find(path.name) % len(text))
         entries.append({title_of(chapter): [address[chapter], *({title_of(p): address[p]} for p in rest)]})
     glossary, playground, report = NAMES[LANGUAGE]
-    entries.append({glossary: "GLOSSARY.md"})
-    entries.append({playground: f"root:{place(PLAYGROUND)}#lang={LANGUAGE}"})
-    return [*entries, {report: f"root:{place(REPORT)}"}]
+    playground = {playground: f"root:{place(PLAYGROUND)}#lang={LANGUAGE}"}
+    return [*entries, {glossary: "GLOSSARY.md"}, playground, {report: f"root:{place(REPORT)}"}]
 
 
 BODIES: dict[str, str] = {}  # of the pages being built, by their place
@@ -250,9 +239,8 @@ BODIES: dict[str, str] = {}  # of the pages being built, by their place
 
 def on_config(config):
     """Takes the language's folder, name and sidebar; gives the search a worker that opens from disk."""
-    mine = [path for path in PAGES if language_of(path) == LANGUAGE]
     config.site_dir = str(ROOT / ("site/zh" if LANGUAGE == "zh" else "site"))
-    config.nav = navigation(mine)
+    config.nav = navigation()
     [config.site_name] = config.nav[0]
     for word in terms(ROOT / "GLOSSARY_ch.md"):
         jieba.add_word(word)
@@ -264,10 +252,8 @@ def on_files(files, config):
     found = {path: read(path) for path in PAGES}
     wanted = {PLAYGROUND, REPORT}.union(*(links for _, links in found.values()))
     for folder in [path for path in wanted if path.is_dir() and not (path / "README.md").exists()]:
-        inside = files_of(folder)
-        wanted |= set(inside)
-        links = "".join(f'<li><a href="{place(file).name}">{file.name}</a></li>' for file in inside)
-        found[folder] = f"<h1>{folder.relative_to(ROOT)}</h1>\n<ul>{links}</ul>", set()
+        found[folder] = folder_page(folder)
+        wanted |= found[folder][1]
     for path in wanted - found.keys():
         if LANGUAGE == "en" and path.is_file() and not is_copied(path):  # the Chinese pages link to these
             found[path] = text_page(path), set()
@@ -309,9 +295,8 @@ def on_page_content(body, page, config, files):
     """The HTML of a page, its title and its headings."""
     body = BODIES[page.file.src_uri]
     found = re.findall(r'<h(\d) id="([^"]*)">(.*?)</h\d>', body, re.S)
-    headings = [
-        {"level": int(n), "id": anchor, "name": re.sub("<[^>]*>", "", name)} for n, anchor, name in found
-    ]
+    names = [re.sub("<[^>]*>", "", name) for *_, name in found]
+    headings = [dict(level=int(n), id=i, name=name) for (n, i, _), name in zip(found, names)]
     page.toc = get_toc(nest_toc_tokens(headings))
     page.title = html.unescape(re.sub("<[^>]*>", "", re.search("<h1.*?</h1>", body, re.S)[0]))
     return body

@@ -97,23 +97,21 @@ def write(c, run: Run, source: str) -> None:
     folder, read = run.logs, page.read(run.logs)
     before, after, log = *read.tests.values(), read.log
     seconds = time.time() - psutil.Process().create_time()  # imports take longer than some runs' steps
-    seconds += sum(row.get("seconds", 0.0) for row in log if row["step"] <= run.done)
-    timed = [row["seconds"] for row in log if "seconds" in row]
-    per_step = float(np.median(timed[1:] or timed)) if timed else None  # the first step compiles
+    seconds += sum(row["seconds"] for row in log if row["step"] <= run.done)
+    timed = [row["seconds"] for row in log]
+    per_step = round(float(np.median(timed[1:] or timed)), 4) if log else None  # the first step compiles
     result = {when: {key: found[key] for key in KEPT if key in found} for when, found in read.tests.items()}
-    result |= {"seconds": round(seconds, 1), "seconds_per_step": per_step and round(per_step, 4)}
-    result["steps"] = c.NUM_BATCHES
+    result |= {"seconds": round(seconds, 1), "seconds_per_step": per_step, "steps": c.NUM_BATCHES}
     (folder / "result.json").write_text(json.dumps(result, indent=1) + "\n")
 
     training = f"{c.NUM_BATCHES} steps of {c.BATCH_SIZE} x {c.NUM_GENERATIONS} answers"
     if log:
-        names = ("reward", "reward_std", "kl", "zero_variance", "length")
-        reward, spread, kl, no_signal, length = (log[-1].get(name, math.nan) for name in names)
-        training += f", median {per_step:.2f} s each" if timed else ""
+        last = log[-1]
+        kl = "not measured (BETA=0)" if math.isnan(last["kl"]) else f"{last['kl']:.4f}"
         training += (
-            f"; last step: reward {reward:.2f} +- {spread:.2f} within a group, KL "
-            f"{'not measured (BETA=0)' if math.isnan(kl) else f'{kl:.4f}'}, groups without signal "
-            f"{no_signal:.0%}, {length:.1f} tokens per answer"
+            f", median {per_step:.2f} s each; last step: reward {last['reward']:.2f} +- "
+            f"{last['reward_std']:.2f} within a group, KL {kl}, groups without signal "
+            f"{last['zero_variance']:.0%}, {last['length']:.1f} tokens per answer"
         )
     saved = checkpoints.saved(run.checkpoints)
     best = evaluation.best([result for result in read.evaluations if result["step"] in saved])

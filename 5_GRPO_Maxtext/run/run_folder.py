@@ -51,10 +51,10 @@ class Run:
         settings.write_whole(self.logs / "run.json", json.dumps(mine) + "\n")
         return mine
 
-    def keep(self) -> None:
-        """Notes the newest checkpoint, and copies to CHECKPOINT_DIR what a resume and the report need."""
+    def keep(self, **more: Any) -> None:
+        """Notes `more` and the newest checkpoint; copies what resume and report need to CHECKPOINT_DIR."""
         steps = checkpoints.saved(self.checkpoints)
-        self.note(RUN_DIR=str(self.folder), **({"saved": steps[-1]} if steps else {}))
+        self.note(RUN_DIR=str(self.folder), **more, **({"saved": steps[-1]} if steps else {}))
         if self.checkpoints != checkpoints.root_of("", self.folder):
             checkpoints.copy_files(self.logs, self.copy, again=True)
 
@@ -68,8 +68,7 @@ class Run:
         kept = self.note().get("identity", {})
         if said := changed(kept, now, c, f"RUN_DIR={self.folder}"):
             raise UserError(f"{said}; put it back, or choose another RUN_DIR")
-        self.note(identity=now | kept)
-        self.keep()
+        self.keep(identity=now | kept)
 
     def once(self, name: str, ask: Callable[[], dict[str, Any]]) -> None:
         """Keeps `ask()`, the evaluation "before" or "after" training, in `name`.json; not if it's there.
