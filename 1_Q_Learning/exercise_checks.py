@@ -69,8 +69,7 @@ def q_update(Q, s, a, r, s2, end, alpha, gamma):
 Q_UPDATE = Exercise(
     look_at_q_update,
     q_update,
-    returns=False,
-    mistakes={
+    {
         "it bootstraps past the end: (1 - terminated) is missing": "(1 - end) * =>",
         "terminated is upside down: only the end bootstraps": "(1 - end) => end",
         "the end takes the reward away, too": "= r + => = (1 - end) * r +",

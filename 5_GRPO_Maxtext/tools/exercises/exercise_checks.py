@@ -48,7 +48,7 @@ def look_at_mask(function: Callable) -> Iterator[tuple[str, jax.Array]]:
     mask = function(jnp.asarray(COMPLETIONS), 1)
     if np.shape(mask) != COMPLETIONS.shape:
         raise ValueError(f"its shape is {list(np.shape(mask))}; expected {list(COMPLETIONS.shape)}")
-    yield from zip((f"completion {row}, eos_id 1" for row in COMPLETIONS), mask)
+    yield from zip((f"completion {row}, eos_id 1" for row in COMPLETIONS), jnp.asarray(mask, bool))
 
 
 def completion_mask(completions, eos_id):
