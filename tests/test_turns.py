@@ -158,20 +158,15 @@ def rewarded(*rewards, gamma=1.0):
     return turns.Episode("", to_go=to_go, rewards=list(rewards))
 
 
-def walked(texts, turn, **parts):
-    """`Samples` of one group each row: episodes [B, G], turns of their tokens [B, G, T], reward functions."""
-    answers = SimpleNamespace(texts=np.array(texts, object), turn=np.array(turn))
-    parts = {name: np.array(values, float) for name, values in parts.items()}
-    return SimpleNamespace(answers=answers, reward_parts=parts, rewards=sum(parts.values()))
-
-
 def test_a_turn_is_judged_against_the_same_turn_of_its_group():
     """By plain loops; the second group has episodes of one, two and three turns, and another reward, too."""
     texts = [[rewarded(-1, 100), rewarded(-1, -1), rewarded(-1, -1)],
              [rewarded(100), rewarded(-1, 100), rewarded(-1, -1, -1)]]  # fmt: skip
     turn = [[[0, -1, 1, -1]] * 3, [[0, 0, -1, -1], [0, -1, 1, 1], [0, 1, -1, 2]]]
     own, other = [[e.to_go[0] for e in group] for group in texts], [[0.0, 2, 0], [0, 0, 5]]
-    samples = walked(texts, turn, episode_return=own, other=other)
+    answers = SimpleNamespace(texts=np.array(texts, object), turn=np.array(turn))  # [B, G], [B, G, T]
+    parts = {"episode_return": np.array(own), "other": np.array(other)}
+    samples = SimpleNamespace(answers=answers, reward_parts=parts, rewards=sum(parts.values()))
     found = variants.turn_advantage(samples)
     for b in range(2):
         values = {(i, k): g + other[b][i] for i in range(3) for k, g in enumerate(texts[b][i].to_go)}

@@ -234,17 +234,14 @@ def validation_file(source: str) -> Path | None:
 
 def read_validation(rows: list[dict[str, str]], read: Callable) -> tuple[list[dict[str, str]], str]:
     """`read` of each `validation_file` beside the training questions `rows`; [] and "" without one."""
-    files = filter(None, map(validation_file, dict.fromkeys(row["source"] for row in rows)))
-    names = ",".join(map(str, files))
+    names = ",".join(str(file) for file in map(validation_file, by_file(rows)) if file)
     return read(names, "validation") if names else ([], "")
 
 
 def by_file(rows: list[dict[str, str]]) -> dict[str, list[dict[str, str]]]:
     """The rows of each source."""
-    files = {}
-    for row in rows:
-        files.setdefault(row["source"], []).append(row)
-    return files
+    sources = dict.fromkeys(row["source"] for row in rows)
+    return {source: [row for row in rows if row["source"] == source] for source in sources}
 
 
 def hold_out(rows: list[dict[str, str]], validation: list[dict[str, str]], count: int):
