@@ -74,12 +74,9 @@ def load(environment: str) -> type:
 def ask_world(environment: str, call: str, method: Callable, *arguments):
     """Calls an environment's `reset` or `step`, named `call`, and checks that it follows the interface."""
     given = called(f"ENVIRONMENT={environment}: {call} raised", method, *arguments)
-    match call, given:
-        case "reset", str():
-            return given
-        case "step", (str(), numbers.Real() as r, bool() | np.bool_(), bool() | np.bool_()) if (
-            abs(r) <= MAX_REWARD
-        ):
+    given = (given, 0.0, False, False) if call == "reset" else given
+    match given:
+        case str(), numbers.Real(), bool() | np.bool_(), bool() | np.bool_() if abs(given[1]) <= MAX_REWARD:
             return given
     wanted = f"observation, reward, terminated, truncated: a text, a number up to {MAX_REWARD:.0e}, two bools"
     wanted = "an observation, a text" if call == "reset" else wanted
@@ -113,7 +110,8 @@ class Walker:
         self.action, self.fed = [], deque()
         self.over = self.terminated = False
         self.world = called(f"ENVIRONMENT={c.ENVIRONMENT}: Environment() raised", load(c.ENVIRONMENT))
-        if first := ask_world(c.ENVIRONMENT, "reset", self.world.reset, question, rng):
+        first, *_ = ask_world(c.ENVIRONMENT, "reset", self.world.reset, question, rng)
+        if first:
             self.hear(first, first)
         if self.over:
             raise UserError(
