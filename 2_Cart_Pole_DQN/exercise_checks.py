@@ -10,7 +10,6 @@ import numpy as np
 import grader
 import runs
 import settings
-from grader import Exercise
 
 # %% td_target ------------------------------------------------------------------------------------------
 TRANSITIONS = {
@@ -37,7 +36,7 @@ def td_target(reward, terminated, next_q, gamma):
 
 
 TARGET = "reward + gamma * (1 - terminated) * next_q"
-TD_TARGET = Exercise(
+TD_TARGET = grader.Exercise(
     look_at_td_target,
     td_target,
     {
@@ -86,7 +85,7 @@ def n_step(batch, gamma):
     return (counts * gamma ** jnp.arange(n) * batch.reward).sum(axis=1), m, rows
 
 
-N_STEP = Exercise(
+N_STEP = grader.Exercise(
     look_at_n_step,
     n_step,
     {
@@ -151,7 +150,7 @@ def sample(buffer, rng, B, n):
 
 
 RANGE = "jnp.maximum(count - capacity, 0), count - n + 1"
-SAMPLE = Exercise(
+SAMPLE = grader.Exercise(
     look_at_sample,
     sample,
     {

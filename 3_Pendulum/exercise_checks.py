@@ -9,7 +9,6 @@ import numpy as np
 import grader
 import runs
 import settings
-from grader import Exercise
 
 LONG = 500  # steps of an episode of CartPole
 
@@ -42,7 +41,7 @@ def discounted_returns(reward, gamma):
     return G
 
 
-DISCOUNTED_RETURNS = Exercise(
+DISCOUNTED_RETURNS = grader.Exercise(
     look_at_returns,
     discounted_returns,
     {
@@ -82,7 +81,7 @@ def policy_loss(log_prob, advantage, alive):
     return -(weight * log_prob).sum(axis=1).mean()
 
 
-POLICY_LOSS = Exercise(
+POLICY_LOSS = grader.Exercise(
     look_at_policy_loss,
     policy_loss,
     {
@@ -126,7 +125,7 @@ def gae(reward, value, next_value, terminated, truncated, gamma, gae_lambda):
     return A
 
 
-GAE = Exercise(
+GAE = grader.Exercise(
     look_at_gae,
     gae,
     {
@@ -171,7 +170,7 @@ def clipped_objective(ratio, advantage, epsilon):
 
 
 MINIMUM = "jnp.minimum(ratio * advantage, clipped * advantage)"
-CLIPPED_OBJECTIVE = Exercise(
+CLIPPED_OBJECTIVE = grader.Exercise(
     look_at_clip,
     clipped_objective,
     {
