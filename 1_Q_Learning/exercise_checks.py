@@ -6,7 +6,6 @@ import numpy as np
 
 import grader
 import settings
-from grader import Exercise
 
 # %% select_action --------------------------------------------------------------------------------------
 VALUES = np.array([[0.0, 3.0, 1.0, 2.0], [1.0, 1.0, 5.0, 1.0], [0.0, 1.0, 2.0, 3.0]])
@@ -31,7 +30,7 @@ def select_action(s, Q, epsilon, rng):
     return Q[s].argmax()
 
 
-SELECT_ACTION = Exercise(
+SELECT_ACTION = grader.Exercise(
     look_at_select_action,
     select_action,
     {
@@ -66,11 +65,10 @@ def q_update(Q, s, a, r, s2, end, alpha, gamma):
     Q[s, a] += alpha * (target - Q[s, a])
 
 
-Q_UPDATE = Exercise(
+Q_UPDATE = grader.Exercise(
     look_at_q_update,
     q_update,
-    returns=False,
-    mistakes={
+    {
         "it bootstraps past the end: (1 - terminated) is missing": "(1 - end) * =>",
         "terminated is upside down: only the end bootstraps": "(1 - end) => end",
         "the end takes the reward away, too": "= r + => = (1 - end) * r +",

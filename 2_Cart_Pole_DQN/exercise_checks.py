@@ -10,7 +10,6 @@ import numpy as np
 import grader
 import runs
 import settings
-from grader import Exercise
 
 # %% td_target ------------------------------------------------------------------------------------------
 TRANSITIONS = {
@@ -37,7 +36,7 @@ def td_target(reward, terminated, next_q, gamma):
 
 
 TARGET = "reward + gamma * (1 - terminated) * next_q"
-TD_TARGET = Exercise(
+TD_TARGET = grader.Exercise(
     look_at_td_target,
     td_target,
     {
@@ -86,7 +85,7 @@ def n_step(batch, gamma):
     return (counts * gamma ** jnp.arange(n) * batch.reward).sum(axis=1), m, rows
 
 
-N_STEP = Exercise(
+N_STEP = grader.Exercise(
     look_at_n_step,
     n_step,
     {
@@ -107,17 +106,14 @@ N_STEP = Exercise(
 
 # %% sample ---------------------------------------------------------------------------------------------
 CAPACITY, BATCH_SIZE, N_STEPS, DRAWS = 8, 64, 3, 200
-EMPTY = -1
 Rows = namedtuple("Rows", "obs reward")  # each transition is its number, so that one sees which were drawn
 Buffer = namedtuple("Buffer", "rows count")
 
 
 def buffer_after(count: int) -> Buffer:
-    """A ring of CAPACITY rows after `count` transitions."""
-    numbers = np.full(CAPACITY, EMPTY)
-    for i in range(count):
-        numbers[i % CAPACITY] = i
-    numbers = jnp.asarray(numbers, jnp.float32)
+    """A ring of CAPACITY rows after `count` transitions; a row that was never written is below 0."""
+    rows = np.arange(CAPACITY)
+    numbers = jnp.float32(rows + (count - 1 - rows) // CAPACITY * CAPACITY)
     return Buffer(Rows(jnp.stack([numbers, -numbers], axis=1), numbers), jnp.int32(count))
 
 
@@ -134,7 +130,7 @@ def look_at_sample(function: Callable) -> Iterator[tuple[str, jax.Array]]:
         windows = np.asarray(rows.reward).astype(int)  # [DRAWS, B, n]
         first = windows[:, :, 0]
         what = {
-            "are rows drawn that were never written?": np.any(windows == EMPTY),
+            "are rows drawn that were never written?": np.any(windows < 0),
             "are there windows whose transitions are not consecutive?": np.any(np.diff(windows, axis=2) != 1),
             f"share of windows that begin with transition 0, 1, ... {count - 1}":
                 np.array([np.mean(first == i) for i in range(count)]),
@@ -154,7 +150,7 @@ def sample(buffer, rng, B, n):
 
 
 RANGE = "jnp.maximum(count - capacity, 0), count - n + 1"
-SAMPLE = Exercise(
+SAMPLE = grader.Exercise(
     look_at_sample,
     sample,
     {

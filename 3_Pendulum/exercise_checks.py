@@ -9,18 +9,15 @@ import numpy as np
 import grader
 import runs
 import settings
-from grader import Exercise
 
 LONG = 500  # steps of an episode of CartPole
 
 
-def unrolled(function: Callable, *types: np.dtype) -> str:
-    """The objection to a Python loop over the steps, in a function of arrays [2, LONG] of these types."""
+def unrolled(function: Callable, *types: np.dtype) -> tuple[str, bool]:
+    """The question whether a function of arrays [2, LONG] of these types loops in Python, and its answer."""
     operations = len(jax.make_jaxpr(function)(*(jnp.zeros((2, LONG), dtype) for dtype in types)).eqns)
-    return "" if operations < LONG else (
-        f"The numbers are right, but a Python loop over {LONG} steps is {operations} operations, which\n"
-        "jax.jit compiles for minutes. jax.lax.scan(..., reverse=True) is one."
-    )  # fmt: skip
+    loop = f"{LONG} steps: is it a Python loop, which jax.jit compiles for minutes, and not jax.lax.scan?"
+    return loop, operations >= LONG
 
 
 # %% discounted_returns ---------------------------------------------------------------------------------
@@ -29,42 +26,38 @@ REWARD = np.array([[1, 2, 0, 4, 3], [2, 1, 0, 0, 0]], np.float32)
 
 def look_at_returns(function: Callable) -> Iterator[tuple[str, jax.Array]]:
     """Two episodes of five steps, the second one over after two."""
-    jax.eval_shape(lambda reward: function(reward, 0.5), REWARD)  # traced as jax.jit does it in a training
     yield f"reward {REWARD.tolist()}, gamma 0.5", function(jnp.asarray(REWARD), 0.5)
+    yield unrolled(lambda reward: function(reward, 0.5), float)
 
 
-def backwards(step: Callable, *arrays: jax.Array) -> jax.Array:
-    """step(what comes later [N], columns t of the arrays [N]) for t = T - 1 ... 0: [N, T]."""
-    later, columns = jnp.zeros(len(arrays[0])), []
-    for t in reversed(range(arrays[0].shape[1])):
-        later = step(later, *(array[:, t] for array in arrays))
-        columns.append(later)
-    return jnp.stack(columns[::-1], axis=1)
+def backwards(x: jax.Array, factor: jax.Array | float) -> jax.Array:
+    """y_t = x_t + factor_t * y_{t+1} for t = T - 1 ... 0, where y_T = 0: all [N, T]."""
+    join = lambda later, now: (now[0] + now[1] * later[0], now[1] * later[1])  # noqa: E731
+    return jax.lax.associative_scan(join, (x, factor * jnp.ones_like(x)), reverse=True, axis=1)[0]
 
 
 def discounted_returns(reward, gamma):
-    G = backwards(lambda later, r: r + gamma * later, reward)
+    G = backwards(reward, factor=gamma)
     return G
 
 
-DISCOUNTED_RETURNS = Exercise(
+DISCOUNTED_RETURNS = grader.Exercise(
     look_at_returns,
     discounted_returns,
     {
-        "gamma is missing": "gamma * =>",
+        "gamma is missing": "=gamma => =1.0",
         "the step's own reward is missing: it sums from t + 1": "return G => return (G - reward) / gamma",
         "the step's own reward is discounted, too": "return G => return gamma * G",
-        "the last reward is lost: the loop begins at T - 2": "reward) => reward.at[:, -1].set(0))",
+        "the last reward is lost: the loop begins at T - 2": "(reward, f => (reward.at[:, -1].set(0), f",
         "only the next reward is added, not the next return":
             "return G => return reward + gamma * jnp.pad(reward[:, 1:], ((0, 0), (0, 1)))",
-        "the sum runs forwards": "later, reward) => later, reward[:, ::-1]); return G => return G[:, ::-1]",
+        "the sum runs forwards": "(reward, f => (reward[:, ::-1], f; return G => return G[:, ::-1]",
         "the columns come out in reversed order": "return G => return G[:, ::-1]",
         "every step gets the whole return": "return G => return jnp.broadcast_to(G[:, :1], G.shape)",
         "rewards are discounted from the start of the episode, not from step t":
-            "gamma * later, reward => later, reward * gamma ** jnp.arange(reward.shape[1])",
-        "it sums over the environments": "later, reward) => later, reward.T); return G => return G.T",
+            "(reward, factor=gamma => (reward * gamma ** jnp.arange(reward.shape[1]), 1.0",
+        "it sums over the environments": "(reward, f => (reward.T, f; return G => return G.T",
     },
-    also=lambda function: unrolled(lambda reward: function(reward, 0.5), float),
 )  # fmt: skip
 
 # %% policy_loss ----------------------------------------------------------------------------------------
@@ -76,9 +69,7 @@ ALIVE = np.array([[1, 1, 1, 1], [1, 1, 0, 0]], np.float32)
 def look_at_policy_loss(function: Callable) -> Iterator[tuple[str, jax.Array]]:
     """Value and both gradients for two episodes of four and two steps."""
     loss = lambda log_prob, advantage: function(log_prob, advantage, jnp.asarray(ALIVE))  # noqa: E731
-    result = jax.eval_shape(loss, LOG_PROB, ADVANTAGE)
-    if result.shape:
-        raise ValueError(f"it returns an array {list(result.shape)}; expected one number, []")
+    jax.eval_shape(loss, LOG_PROB, ADVANTAGE)  # traced as jax.jit does it in a training
     value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(LOG_PROB, ADVANTAGE)
     names = "the loss", "its gradient for log_prob", "its gradient for the advantage, which is a constant"
     given = f"log_prob {LOG_PROB.tolist()}, advantage {ADVANTAGE.tolist()}, alive {ALIVE.tolist()}: "
@@ -90,7 +81,7 @@ def policy_loss(log_prob, advantage, alive):
     return -(weight * log_prob).sum(axis=1).mean()
 
 
-POLICY_LOSS = Exercise(
+POLICY_LOSS = grader.Exercise(
     look_at_policy_loss,
     policy_loss,
     {
@@ -121,20 +112,20 @@ ROLLOUT = {
 
 def look_at_gae(function: Callable) -> Iterator[tuple[str, jax.Array]]:
     """A row with an end of each kind, and one without."""
-    compute = lambda rollout: function(**rollout, gamma=0.5, gae_lambda=0.8)  # noqa: E731
-    jax.eval_shape(compute, ROLLOUT)
+    compute = lambda *arrays: function(*arrays, 0.5, 0.8)  # noqa: E731
     given = "\n".join(f"{name} {array.astype(int).tolist()}" for name, array in ROLLOUT.items())
-    yield f"{given}\ngamma 0.5, gae_lambda 0.8", compute({k: jnp.asarray(v) for k, v in ROLLOUT.items()})
+    yield f"{given}\ngamma 0.5, gae_lambda 0.8", compute(*map(jnp.asarray, ROLLOUT.values()))
+    yield unrolled(compute, *(array.dtype for array in ROLLOUT.values()))
 
 
 def gae(reward, value, next_value, terminated, truncated, gamma, gae_lambda):
     delta = reward + gamma * ~terminated * next_value - value
     factor = gamma * gae_lambda * ~(terminated | truncated)
-    A = backwards(lambda later, delta, factor: delta + factor * later, delta, factor)
+    A = backwards(delta, factor)
     return A
 
 
-GAE = Exercise(
+GAE = grader.Exercise(
     look_at_gae,
     gae,
     {
@@ -153,12 +144,9 @@ GAE = Exercise(
         "V(s_t) is added again: these are the critic's targets": "return A => return A + value",
         "the columns come out in reversed order": "return A => return A[:, ::-1]",
         "the recursion runs forwards in time":
-            "delta, factor) => delta[:, ::-1], factor[:, ::-1]); return A => return A[:, ::-1]",
-        "it runs over the environments": "delta, factor) => delta.T, factor.T); return A => return A.T",
+            "(delta, factor) => (delta[:, ::-1], factor[:, ::-1]); return A => return A[:, ::-1]",
+        "it runs over the environments": "(delta, factor) => (delta.T, factor.T); return A => return A.T",
     },
-    also=lambda function: unrolled(
-        lambda *arrays: function(*arrays, 0.5, 0.8), *(x.dtype for x in ROLLOUT.values())
-    ),
 )  # fmt: skip
 
 # %% clipped_objective ----------------------------------------------------------------------------------
@@ -182,7 +170,7 @@ def clipped_objective(ratio, advantage, epsilon):
 
 
 MINIMUM = "jnp.minimum(ratio * advantage, clipped * advantage)"
-CLIPPED_OBJECTIVE = Exercise(
+CLIPPED_OBJECTIVE = grader.Exercise(
     look_at_clip,
     clipped_objective,
     {

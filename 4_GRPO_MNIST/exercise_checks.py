@@ -9,7 +9,6 @@ import numpy as np
 import grader
 import runs
 import settings
-from grader import Exercise
 
 # %% group_advantage ------------------------------------------------------------------------------------
 # As many groups as guesses: [B] against [B, G] goes wrong without a complaint. The last group has no signal.
@@ -28,7 +27,7 @@ def group_advantage(rewards):
     return (rewards - mean) / (std + 1e-6)
 
 
-GROUP_ADVANTAGE = Exercise(
+GROUP_ADVANTAGE = grader.Exercise(
     look_at_group_advantage,
     group_advantage,
     {
@@ -68,7 +67,7 @@ def k3(log_prob, ref_log_prob):
     return jnp.expm1(d) - d
 
 
-K3 = Exercise(
+K3 = grader.Exercise(
     look_at_k3,
     k3,
     {

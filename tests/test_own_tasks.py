@@ -153,32 +153,26 @@ def test_the_evaluation_grades_by_task_and_splits_by_data_source():
     assert "by_data_source" not in one and report.data_source_table(one, one) == ""
 
 
-def run(*arguments):
-    demo.main([*arguments, *SHORT, "NUM_BATCHES=2", "EVAL_EVERY=0", "RUN_DIR=run"])
-    return json.loads(Path("run/result.json").read_text()), Path("run/report.md").read_text()
-
-
-def test_own_data_with_an_own_reward_file_runs_to_the_end():
-    shutil.copy(EXAMPLES / "my_reward.py", "mine.py")
-    result, report = run(
-        "DATASET=examples/word_problems", "REWARD_FUNC=mine.py", "REWARDS=compute_score,short_answer"
-    )
-    before = result["before"]
-    # a right answer scores 0.25, 0.5 or 1; what is right in the report scores 1
-    assert before["answer_accuracy"] <= before["mean_score"] <= 1
-    assert "| mean score |" in report and "| two_step |" in report
-    assert sum(part["questions"] for part in before["by_data_source"].values()) == 16
-
-
-def test_think_tags_run_to_the_end(monkeypatch):
+def test_own_data_an_own_reward_file_and_think_tags_run_to_the_end(monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     import make_examples
 
     make_examples.make_think_model(Path("think"))
-    rewards = "REWARDS=correctness_reward,digit_reward,hard_format_reward,mark_reward"
-    result, report = run("MODEL=think", rewards)
-    assert result["before"]["format_accuracy"] > 0  # 50 % in the long run; 0 if <reasoning> were looked for
-    assert "<think>" in report and "by_data_source" not in result["before"]
+    shutil.copy(EXAMPLES / "my_reward.py", "mine.py")
+    own = ["MODEL=think", "DATASET=examples/word_problems", "REWARD_FUNC=mine.py"]
+    rewards = (
+        "REWARDS=compute_score,short_answer,correctness_reward,digit_reward,hard_format_reward,mark_reward"
+    )
+    demo.main([*own, rewards, *SHORT, "NUM_BATCHES=2", "EVAL_EVERY=0", "RUN_DIR=run"])
+    before, said = (
+        json.loads(Path("run/result.json").read_text())["before"],
+        Path("run/report.md").read_text(),
+    )
+    # mine.py wants <reasoning>: a right answer scores 0.25 here, and what is right in the report scores 1
+    assert before["answer_accuracy"] == 0 < before["mean_score"] <= 0.25
+    assert "| mean score |" in said and "| two_step |" in said and "<think>" in said
+    assert before["format_accuracy"] > 0  # 50 % in the long run; 0 if <reasoning> were looked for
+    assert sum(part["questions"] for part in before["by_data_source"].values()) == 16
 
 
 def test_the_reward_model_fits_the_log_odds_of_its_pairs(tmp_path, monkeypatch):

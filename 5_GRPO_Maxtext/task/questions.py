@@ -23,20 +23,16 @@ import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from run.plain_text import shown
 from settings import UserError, find_path, reachable
 from task.grading import extract_hash_answer
 
-if TYPE_CHECKING:
-    import grain
-
 EPOCHS = 10**6  # of each source; an infinite one would have a length that len() can't return
 NAMES = {"train": "training questions", "validation": "held-out questions", "test": "test questions"}
 GRADED = ("answer", "data_source", "extra_info")  # columns of a row that a grader gets along with the answer
 SHOWN_BAD_ROWS = 5  # in a message; the others are only counted
-Fault = Callable[[str, str, str], str | None]  # (data_source, ground truth, extra_info) -> what is wrong
 
 
 class OutOfReach(UserError):
@@ -49,31 +45,24 @@ def parse_sources(spec: str, constant: str = "DATASET") -> list[tuple[str, float
 
     Give weights for all names or for none. They're relative: 7 and 3 mean the same as 0.7 and 0.3.
     """
-    sources, weighted = [], 0
-    for part in spec.split(","):
-        name, colon, weight = part.strip().partition(":")
-        try:
-            share = float(weight) if colon else 1.0
-        except ValueError:
-            share = math.nan
-        if not 0 < share < math.inf:
-            raise UserError(f"{constant}={spec}: the weight of {name} is {weight}; use a number above 0")
-        if not name or name in dict(sources):
-            fault = f"{name} appears twice" if name else "it has an empty name"
-            raise UserError(f"{constant}={spec}: {fault}; write each file once: a.jsonl:0.7,b.jsonl:0.3")
-        sources.append((name, share))
-        weighted += bool(colon)
-    if weighted not in (0, len(sources)):
-        raise UserError(f"{constant}={spec}: give every source a weight, or none")
-    return sources
+    names, colons, texts = zip(*(part.strip().partition(":") for part in spec.split(",")))
+    try:
+        weights = [float(text) if colon else 1.0 for colon, text in zip(colons, texts)]
+    except ValueError:
+        weights = [math.nan]
+    named_once = all(names) and len(set(names)) == len(names)
+    if not named_once or len(set(colons)) > 1 or not all(0 < weight < math.inf for weight in weights):
+        rule = "name each source once, all of them with a weight above 0 or none: a.jsonl:0.7,b.jsonl:0.3"
+        raise UserError(f"{constant}={spec}: {rule}")
+    return list(zip(names, weights))
 
 
 # %% Files -----------------------------------------------------------------------------------------------
 def read_file(path: Path, constant: str = "DATASET") -> list[tuple[int, Any]]:
     """Rows of a JSON array, a JSON-lines or a Parquet file, which `constant` names, numbered from 1.
 
-    In a JSON-lines file that's the line number, counting empty lines. A line that isn't JSON is a bad row,
-    returned as the exception that says why. UserError if the file can't be read at all.
+    In a JSON-lines file that's the line number, counting empty lines, and a row is the line, still a text.
+    UserError if the file can't be read at all.
     """
     try:
         if path.suffix == ".parquet":
@@ -86,15 +75,8 @@ def read_file(path: Path, constant: str = "DATASET") -> list[tuple[int, Any]]:
     except (OSError, ValueError, NotImplementedError, RecursionError) as error:  # pyarrow's are such, too
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise UserError(f"{constant}={path}: {reason}; give a JSON, JSONL or Parquet file") from None
-    rows = []
     # Not splitlines(): it also breaks at U+2028 and the like, which may occur inside a JSON string.
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            try:
-                rows.append((number, json.loads(line)))
-            except (ValueError, RecursionError) as error:
-                rows.append((number, error))
-    return rows
+    return [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
 
 
 def checked_text(row: dict[str, Any], column: str) -> str:
@@ -128,11 +110,11 @@ def truth_text(value: Any) -> str:
 def to_question(row: Any, optional: bool = False) -> dict[str, Any]:
     """`question`, `answer` (the ground truth), `data_source` and `extra_info` (JSON, or empty), all texts.
 
-    `row` is from `read_file`, with either set of columns; ValueError says what is wrong with it. If
-    `optional`, the right answer and `data_source` are None where they're missing.
+    `row` has either set of columns; ValueError says what is wrong with it. If `optional`, the right answer
+    and `data_source` are None where they're missing.
     """
     if not isinstance(row, dict):
-        raise ValueError(f"not JSON ({row})" if isinstance(row, Exception) else "not an object with columns")
+        raise ValueError("not an object with columns")
     json.dumps(row, ensure_ascii=False, default=str).encode()  # ValueError: half a character, "\ud800"
     # Without nulls and NaN, which Parquet has where a column is missing.
     row = {name: value for name, value in row.items() if value is not None and value == value}
@@ -141,16 +123,14 @@ def to_question(row: Any, optional: bool = False) -> dict[str, Any]:
     asked, given = "question", "answer"
     if "question" not in row and row.keys() & {"prompt", "ground_truth"}:
         asked, given = "prompt", "ground_truth"
-    question, hashed = checked_text(row, asked), extract_hash_answer(str(row.get("answer", "")))
-    if optional:
-        both = [hashed, row.get("ground_truth")]
-        answer = next(filter(None, both if asked == "question" else reversed(both)), None)
-    else:
-        answer = checked_text(row, given)
-        if asked == "question":
-            answer, row = hashed, {"data_source": "gsm8k"} | row
-            if answer is None:
-                raise ValueError("the answer does not end in '#### N'")
+    question = checked_text(row, asked)
+    answers = [extract_hash_answer(str(row.get("answer", ""))), row.get("ground_truth")]
+    answer = next(filter(None, answers if given == "answer" else reversed(answers)), None)
+    if not optional:
+        checked_text(row, given)
+        if answer is None:
+            raise ValueError("the answer does not end in '#### N'")
+        row = {"data_source": "gsm8k"} | row if given == "answer" else row
     task = None if optional and "data_source" not in row else checked_text(row, "data_source")
     extra_info = as_json(row.get("extra_info"))
     return {"question": question, "answer": answer, "data_source": task, "extra_info": extra_info}
@@ -162,13 +142,7 @@ def interleave(parts: Iterable[list[dict[str, str]]]) -> list[dict[str, str]]:
 
 
 def read_questions(
-    dataset: str,
-    split: str,
-    *,
-    constant="DATASET",
-    bad_rows="refuse",
-    fault: Fault | None = None,
-    optional=False,
+    dataset: str, split: str, *, constant="DATASET", bad_rows="refuse", fault=None, optional=False
 ) -> tuple[list[dict[str, str]], str]:
     """Reads the questions and right answers of a DATASET.
 
@@ -176,55 +150,53 @@ def read_questions(
         dataset: one or several sources; `constant` holds it.
         split: "train" or "test"; ignored for a single file.
         bad_rows: "refuse" raises if rows cannot be used; "skip" prints them and leaves them out.
-        fault: says what is wrong with a ground truth; None accepts all.
+        fault: (data_source, ground truth, extra_info) -> what is wrong, if anything; None accepts all.
         optional: whether right answers may be missing; a row then also has `row`, as the file has it.
 
     Returns:
         Rows as from `to_question`, with `source` (the file), its `weight` and `line`, all texts, with the
         sources interleaved; and the names of the sources.
     """
-    parts, bad, total = {}, [], 0
+    parts, bad = {}, []
     for name, weight in parse_sources(dataset, constant):
         if name == "gsm8k" and not find_path(name).exists():
             rows, source = read_tfds_gsm8k(split, constant)
         else:
             source = str(source_file(name, split))
             rows = read_file(Path(source), constant)
-        if not rows:
-            raise UserError(f"{constant}={dataset}: {source} has no rows; give at least one question")
-        total += len(rows)
         part = parts.setdefault(source, [])
         for number, row in rows:
             try:
+                row = json.loads(row) if isinstance(row, str) else row
                 question = to_question(row, optional)
                 task, answer, extra_info = map(question.get, ("data_source", "answer", "extra_info"))
                 if reason := fault and task and answer and fault(task, answer, extra_info):
                     raise ValueError(reason)
             except (ValueError, RecursionError) as error:
-                bad.append(f"{source}, row {number}: {error}")
+                not_json = "not JSON: " * isinstance(error, (json.JSONDecodeError, RecursionError))
+                bad.append(f"{source}, row {number}: {not_json}{error}")
             else:
                 part.append(question | {"source": source, "weight": str(weight), "line": str(number)})
                 part[-1] |= {"row": row} if optional else {}
     if bad:
         more = f"; and {len(bad) - SHOWN_BAD_ROWS:,} more" if len(bad) > SHOWN_BAD_ROWS else ""
         named = "; ".join(bad[:SHOWN_BAD_ROWS]) + more
+        total = len(bad) + sum(map(len, parts.values()))
         described = f"{constant}={dataset}: {len(bad):,} of {total:,} rows cannot be used: {named}"
         if bad_rows == "refuse":
             raise UserError(f"{described}. Fix them" + ", or set BAD_ROWS=skip" * (not optional))
         print(shown(f"{described}. Left out (BAD_ROWS=skip)"))
     for source, part in parts.items():
         if not part:
-            raise UserError(f"{constant}={dataset}: no row of {source} can be used; fix them")
+            raise UserError(f"{constant}={dataset}: {source} has no rows to use; give at least one question")
     return interleave(parts.values()), ", ".join(parts)
 
 
 def source_file(name: str, split: str) -> Path:
     """The file of a source: itself, or a folder's file for `split`."""
     path = find_path(name)
-    if path.is_dir():
-        files = [path / f"{split}.{kind}" for kind in ("jsonl", "json", "parquet")]
-        path = next(filter(Path.exists, files), files[0])
-    return path
+    files = [path / f"{split}.{kind}" for kind in ("jsonl", "json", "parquet")]
+    return next(filter(Path.exists, files), files[0]) if path.is_dir() else path
 
 
 def read_tfds_gsm8k(split: str, constant: str) -> tuple[list[tuple[int, Any]], str]:
@@ -262,17 +234,14 @@ def validation_file(source: str) -> Path | None:
 
 def read_validation(rows: list[dict[str, str]], read: Callable) -> tuple[list[dict[str, str]], str]:
     """`read` of each `validation_file` beside the training questions `rows`; [] and "" without one."""
-    files = filter(None, map(validation_file, dict.fromkeys(row["source"] for row in rows)))
-    parts = [read(str(file), "validation") for file in files]
-    return interleave([part for part, _ in parts]), ", ".join(source for _, source in parts)
+    names = ",".join(str(file) for file in map(validation_file, by_file(rows)) if file)
+    return read(names, "validation") if names else ([], "")
 
 
 def by_file(rows: list[dict[str, str]]) -> dict[str, list[dict[str, str]]]:
     """The rows of each source."""
-    files = {}
-    for row in rows:
-        files.setdefault(row["source"], []).append(row)
-    return files
+    sources = dict.fromkeys(row["source"] for row in rows)
+    return {source: [row for row in rows if row["source"] == source] for source in sources}
 
 
 def hold_out(rows: list[dict[str, str]], validation: list[dict[str, str]], count: int):
@@ -307,8 +276,8 @@ def hold_out(rows: list[dict[str, str]], validation: list[dict[str, str]], count
 
 
 # %% Batches ---------------------------------------------------------------------------------------------
-def mixed_batches(rows: list[dict[str, str]], seed: int, batch_size: int) -> "grain.MapDataset":
-    """Batches of questions, more than any run needs, with the sources mixed by weight.
+def mixed_batches(rows: list[dict[str, str]], seed: int, batch_size: int):
+    """A grain.MapDataset of batches of questions, more than any run needs, with the sources mixed by weight.
 
     Each source is reshuffled every epoch. Grain interleaves the sources evenly: after any number of questions
     each has had its share, to within one question. A batch has each column of `rows` as an array of str [B].

@@ -12,7 +12,6 @@ import numpy as np
 import settings
 from model import llama
 from tools.exercises import grader, which_loss
-from tools.exercises.grader import Exercise
 
 # %% group_advantage ----------------------------------------------------------------------------------------
 REWARDS = np.array([1, 0, 0.5, 0, 3, 1, 0, 1, 2, 2, 2, 2], np.float32)  # three groups; the last has no signal
@@ -23,7 +22,7 @@ def look_at_group_advantage(function: Callable) -> Iterator[tuple[str, jax.Array
     yield f"rewards {REWARDS.tolist()}, num_generations 4", function(jnp.asarray(REWARDS), 4)
 
 
-GROUP_ADVANTAGE = Exercise(
+GROUP_ADVANTAGE = grader.Exercise(
     look_at_group_advantage,
     which_loss.group_advantage,
     {words: edit for edit, words in list(which_loss.PIECES["advantage"].items())[1:]}
@@ -46,9 +45,7 @@ COMPLETIONS = np.int32([
 def look_at_mask(function: Callable) -> Iterator[tuple[str, jax.Array]]:
     """Each row separately: the first wrong one is shown."""
     mask = function(jnp.asarray(COMPLETIONS), 1)
-    if np.shape(mask) != COMPLETIONS.shape:
-        raise ValueError(f"its shape is {list(np.shape(mask))}; expected {list(COMPLETIONS.shape)}")
-    yield from zip((f"completion {row}, eos_id 1" for row in COMPLETIONS), mask)
+    yield from zip((f"completion {row}, eos_id 1" for row in COMPLETIONS), jnp.asarray(mask, bool))
 
 
 def completion_mask(completions, eos_id):
@@ -57,7 +54,7 @@ def completion_mask(completions, eos_id):
     return before == 0
 
 
-COMPLETION_MASK = Exercise(
+COMPLETION_MASK = grader.Exercise(
     look_at_mask,
     completion_mask,
     {

@@ -22,7 +22,6 @@ from jax.lax import stop_gradient as fixed
 from settings import UserError
 from task.run_grader import load_file
 from tools.exercises import grader
-from tools.exercises.grader import Exercise
 
 # N = 12 answers of at most T = 12 tokens, in groups of 4: log_prob, old_log_prob, ref_log_prob, float32
 # [N, T], arbitrary in the padding; mask, bool [N, T]; rewards, float32 [N]; the NUMBERS. And for each method,
@@ -161,15 +160,12 @@ def loss(pieces: dict[str, str], log_prob: jax.Array, given: np.ndarray | None =
 
 def look(loss: Callable) -> Iterator[tuple[str, jax.Array]]:
     """Value and gradient on the golden batch of a loss of log_prob alone."""
-    value, constants = loss(BATCH["log_prob"]), f"epsilon {BATCH['epsilon']}, beta {BATCH['beta']}"
-    if np.ndim(value):
-        raise ValueError(f"it returns an array {list(np.shape(value))}; expected one number, []")
-    yield f"golden.npz (N = T = 12), {constants}: the loss", value
-    gradient = jax.grad(loss)(BATCH["log_prob"])
-    yield "the same: the loss's gradient with respect to log_prob [N, T]", gradient
+    constants = f"epsilon {BATCH['epsilon']}, beta {BATCH['beta']}"
+    yield f"golden.npz (N = T = 12), {constants}: the loss", loss(BATCH["log_prob"])
+    yield "the same: the loss's gradient for log_prob [N, T]", jax.grad(loss)(BATCH["log_prob"])
 
 
-def exercise(method: str, given: bool) -> Exercise:
+def exercise(method: str, given: bool) -> grader.Exercise:
     """A method, and the other choices of each piece as mistakes; of the advantage unless it is `given`."""
     own = GRPO | METHODS[method]
     mistakes = {
@@ -181,7 +177,7 @@ def exercise(method: str, given: bool) -> Exercise:
         pieces, advantage = own | dict(changes), BATCH[f"{method}_advantage"] if given else None
         return lambda log_prob, *_: loss(pieces, log_prob, advantage)
 
-    return Exercise(look, variant(None), mistakes, variant=variant)
+    return grader.Exercise(look, variant(None), mistakes, variant=variant)
 
 
 # %% A reader's own loss ------------------------------------------------------------------------------------
