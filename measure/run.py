@@ -159,8 +159,8 @@ def jobs() -> list[Job]:
 def drawn_with() -> str:
     """A digest of all code that draws: to draw everything anew takes half a minute."""
     paths = [*ROOT.glob("*/pictures.py"), ROOT / "measure" / "drawings.py"]
-    words = (ROOT / "measure" / "chinese.toml").read_text()
-    return lock.digest([lock.code_of(path) for path in sorted(paths)], words)
+    data = [(ROOT / "measure" / f"{name}.toml").read_text() for name in ("chinese", "drawings")]
+    return lock.digest([lock.code_of(path) for path in sorted(paths)], data)
 
 
 # %% Running --------------------------------------------------------------------------------------------
@@ -280,8 +280,7 @@ def make(job: Job, places: dict[str, str], out: Path, store: Path, workers: int)
         if "derive" in job.make:
             write_csv(targets[0], list(getattr(columns, job.make["derive"])(*sources)))
         else:
-            draw = getattr(pictures, job.make["draw"], None) or getattr(drawings, job.make["draw"])
-            pictures.save(draw(*sources), targets[0])
+            pictures.save(drawings.drawn(job.make["draw"], *sources), targets[0])
     measured = [json.loads((run.folder(store) / "measured.json").read_text())["minutes"] for run in runs]
     return sum(measured) if runs else (time.perf_counter() - started) / 60
 
