@@ -129,9 +129,12 @@ def mean_of_pairs(differences: np.ndarray) -> tuple[float, float, float]:
     The interval is the percentile bootstrap's (10,000 resamples of the seeds), which makes no guess at the
     shape of the differences, most of them 0, and with ten seeds is a little narrow.
     """
-    drawn = np.random.default_rng(0).integers(len(differences), size=(10_000, len(differences)))
-    low, high = np.percentile(differences[drawn].mean(axis=1), (2.5, 97.5))
-    return float(differences.mean()), float(low), float(high)
+    import scipy.stats
+
+    interval = scipy.stats.bootstrap(
+        (differences,), np.mean, n_resamples=10_000, method="percentile", rng=np.random.default_rng(0)
+    ).confidence_interval
+    return differences.mean(), interval.low, interval.high
 
 
 def paired(lines: Sequence[dict[str, Any]], changed: str, against: str) -> dict[str, Any]:
