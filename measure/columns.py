@@ -131,6 +131,8 @@ def mean_of_pairs(differences: np.ndarray) -> tuple[float, float, float]:
     """
     import scipy.stats
 
+    if len(differences) == 1:  # SciPy wants two
+        return (differences[0],) * 3
     interval = scipy.stats.bootstrap(
         (differences,), np.mean, n_resamples=10_000, method="percentile", rng=np.random.default_rng(0)
     ).confidence_interval

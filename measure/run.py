@@ -65,8 +65,7 @@ class Run:
 
     def folder(self, runs: Path) -> Path:
         """Where it is, or will be."""
-        code = lock.code_of(self.source(), self.edits)
-        return runs / f"{self.script.stem}_{lock.digest(code, self.given())}"
+        return runs / f"{self.script.stem}_{lock.digest(lock.code_of(self.source()), self.given())}"
 
     def source(self) -> Path:
         """The file whose code decides: of `tool.py NAME` the tool."""

@@ -40,7 +40,7 @@ Rows = Sequence[dict[str, str]]
 
 def shown(value: float, form: str) -> str:
     """A number with a real minus sign."""
-    text = f"{value + 0.0:{form}}"
+    text = f"{value:{form}}"
     if text == "nan":
         return "–"
     text = re.sub(r"^-(0\.?0*)$", r"\1", text)
@@ -73,7 +73,7 @@ def count(rows: Rows, column: str, wanted: str) -> str:
     number = lambda text: float({"True": 1, "False": 0}.get(text, text))  # noqa: E731
     sign, limit = re.fullmatch("(>?=)(.*)", wanted).groups()
     holds = op.ge if sign == ">=" else op.eq
-    hits = sum(holds(number(row[column]), number(limit)) for row in rows if column in row)
+    hits = sum(holds(number(row[column]), number(limit)) for row in rows)
     return f"{hits} / {len(rows)}"
 
 
@@ -96,7 +96,6 @@ KINDS: dict[str, Callable[[Rows, str, str], str]] = {
     "number": lambda rows, column, form: shown(values(rows, column)[0], form),
     "yes": lambda rows, column, _: "yes" if rows[0][column] == "True" else "no",
     "mean": lambda rows, column, form: shown(statistics.mean(values(rows, column)), form),
-    "max": lambda rows, column, form: shown(max(values(rows, column)), form),
     "low": lambda rows, column, form: shown(min(values(rows, column)), form),
     "mean_std": spread,
     "range": ends,
@@ -158,7 +157,7 @@ def described(folder: Path, page: dict[str, Any], language: int) -> list[list[st
     return lines
 
 
-# %% Tables that are more than figures by row -----------------------------------------------------------
+# %% Tables that are more than figures by row: lines, whose heading stands in study.toml if not here --------
 def measured_when(folder: Path, language: int) -> list[list[str]]:
     """What was measured when, from lock.json."""
     headings = "file date commit machine minutes state", "檔案 日期 commit 機器 分鐘 狀態"
@@ -180,10 +179,9 @@ def measured_when(folder: Path, language: int) -> list[list[str]]:
 
 def sixty_paired(folder: Path, language: int) -> list[list[str]]:
     """Folder 2: sixty other seeds, each row against the first, seed by seed."""
-    heading = (("changed", "last policy less that of the first row"), ("改了什麼", "最後的策略減去第一列的"))
     rows = [row | {"changed": row["command"]} for row in read_csv(folder / "assets" / "seeds.csv")]
     first, *others = dict.fromkeys(row["command"] for row in rows if "EVAL_EPISODES=30" in row["command"])
-    lines = [list(heading[language])]
+    lines = []
     for other in others:
         pair = paired(rows, other, first)
         mean, low, high = (shown(pair[name], ".1f") for name in ("mean_difference", "low", "high"))
@@ -193,13 +191,8 @@ def sixty_paired(folder: Path, language: int) -> list[list[str]]:
 
 def group_sizes(folder: Path, language: int) -> list[list[str]]:
     """Folder 4: rows with other G, and the cosine of one update's gradient with the exact one."""
-    heading = (
-        ["G", "changed", "greedy", "groups without signal", "spread of the advantages",
-         "cosine, `group_std`"],
-        ["G", "改了什麼", "貪婪", "沒有訊號的群組", "優勢的離散程度", "餘弦，`group_std`"],
-    )[language]  # fmt: skip
     compare, gradient = (read_csv(folder / "assets" / f"{name}.csv") for name in ("compare", "gradient"))
-    lines = [[*heading, "`group`", "`batch_mean`", "`leave_one_out`"]]
+    lines = []
     for size in dict.fromkeys(row["num_generations"] for row in gradient):
         rows = [row for row in compare if row["changed"].startswith(f"NUM_GENERATIONS={size} ")]
         cosine = {row["advantage"]: row["cosine"] for row in gradient if row["num_generations"] == size}
@@ -217,14 +210,8 @@ def peers(folder: Path, language: int) -> list[list[str]]:
     The interval is Student's, 95 % for the mean over the seeds: wide for three, and blind to the fact that no
     return exceeds 500. Steps and seconds to the threshold are the median of the seeds that reach it.
     """
-    lines = [(
-        ["who", "environment steps", "seeds", "wall", "processor", "of it compiling", "last policy",
-         "95 % interval", "reach it", "steps to it", "seconds to it"],
-        ["誰", "環境步數", "種子", "實際經過時間", "處理器時間", "其中編譯", "最後的策略", "95 % 信賴區間",
-         "達標種子數", "達標步數", "達標秒數"],
-    )[language]]  # fmt: skip
     name = "dqn" if folder.name.startswith("2") else "ppo"
-    rows = pd.read_csv(ROOT / "benchmarks" / f"{name}_against_peers.csv")
+    rows, lines = pd.read_csv(ROOT / "benchmarks" / f"{name}_against_peers.csv"), []
     for who, own in rows.groupby("who", sort=False):
         mean, std = own.eval_return.mean(), own.eval_return.std()
         half = scipy.stats.t.ppf(0.975, len(own) - 1) * std / len(own) ** 0.5
@@ -247,10 +234,7 @@ def methods(folder: Path, language: int) -> list[list[str]]:
     import methods as study
 
     files = [folder / "assets" / f"methods{name}.csv" for name in ("", "_curves")]
-    english, *lines = study.table(*map(pd.read_csv, files))
-    chinese = ["方法", "評過的回答", "pass@1", "pass@8", "pass@64", "貪婪", "熵", "長度",
-               "到最佳的 90 % 所需的回答", "pass@1 減去對照方法的"]  # fmt: skip
-    return [chinese if language else english, *lines]
+    return study.table(*map(pd.read_csv, files))[1:]
 
 
 def transcript(folder: Path, language: int) -> list[list[str]]:
@@ -309,7 +293,8 @@ def filled(page: Path) -> str:
             _, file, kinds = name.split(":")
             lines = constants((folder / file).read_text(), kinds.split("+"), found[2], language)
         elif name in SPECIAL:
-            lines = SPECIAL[name](folder, language)
+            heading = [column[language] for column in pages.get(name, {}).get("columns", [])]
+            lines = [*[heading] * bool(heading), *SPECIAL[name](folder, language)]
         else:
             lines = described(folder, pages[name], language)
         return f"<!-- table {name} -->\n\n{markdown(lines)}\n\n<!-- end -->"

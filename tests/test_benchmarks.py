@@ -44,7 +44,7 @@ def test_a_row_of_a_peer_by_hand(tmp_path, monkeypatch):
     (tmp_path / "benchmarks").mkdir()
     write_csv(tmp_path / "benchmarks" / "dqn_against_peers.csv", rows)
     monkeypatch.setattr(tables, "ROOT", tmp_path)
-    [_, line] = tables.peers(tmp_path / "2_Cart_Pole_DQN", 0)
+    [line] = tables.peers(tmp_path / "2_Cart_Pole_DQN", 0)
     half = 12.7062 * math.sqrt(2 * 190**2) / math.sqrt(2)  # Student's t of one degree of freedom, 97.5 %
     interval = f"{290 - half:.1f} … {290 + half:.1f}".replace("-", "−")
     cells = ["somebody", "300", "2 together", "5.0 s", "4.0 s", "1.0 s", "290.0 ± 268.7"]
