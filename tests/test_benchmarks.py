@@ -21,14 +21,14 @@ def test_a_prompt_that_is_shared_counts_once():
 
 
 def test_of_a_training_only_the_steps_that_count_are_counted(tmp_path):
-    rows = "seconds,reward\n90.0,0\n80.0,1\n3.0,2\n1.0,3\n2.0,4\n"
-    code = f"from sys import *; open(argv[1], 'w').write({rows!r}); print('the end'); exit(len(argv) - 2)"
-    command = [sys.executable, "-c", code, tmp_path / "log.csv"]
-    found = grpo_step_against_trl.watched(command, tmp_path / "log.csv", steps=5, warm_up=2)
-    assert found["seconds"] == 2.0 and found["first_reward"] == 0.0 and found["last_reward"] == 2.0
-    assert found["output"] == "the end\n"
+    rows, log = "seconds,reward\n90.0,0\n80.0,1\n3.0,2\n1.0,3\n2.0,4\n", tmp_path / "log.csv"
+    code = f"from sys import *; open(argv[1], 'w').write({rows!r}); print('the end'); exit('FAIL=1' in argv)"
+    command, given = [sys.executable, "-c", code, log], {"NUM_BATCHES": 5}
+    found, output = grpo_step_against_trl.watched(command, given, log, warm_up=2)
+    assert [found[k] for k in ("seconds_per_step", "first_reward", "last_reward")] == [2.0, 0.0, 2.0]
+    assert output == "the end\n"
     with pytest.raises(RuntimeError, match="exit code 1"):
-        grpo_step_against_trl.watched([*command, "fail"], tmp_path / "log.csv", steps=5, warm_up=2)
+        grpo_step_against_trl.watched(command, given | {"FAIL": 1}, log, warm_up=2)
 
 
 def test_a_row_of_a_peer_by_hand(tmp_path, monkeypatch):
