@@ -102,7 +102,8 @@ def main() -> None:
                 })  # fmt: skip
             seconds = {name: result["seconds_per_step"] for name, result in results.items()}
             ratios[beta].append(seconds["ours"] / seconds["trl"])
-            print(f"round {number}, beta {beta}: {seconds}, ratio {ratios[beta][-1]:.2f}", flush=True)
+            said = ", ".join(f"{name} {value:.3f} s" for name, value in seconds.items())
+            print(f"round {number}, beta {beta}: {said}, ratio {ratios[beta][-1]:.2f}", flush=True)
     write_csv(HERE / "grpo_step_against_trl.csv", rows)
     for beta, found in ratios.items():
         print(f"beta {beta}: ratio {statistics.median(found):.2f} in the median, {max(found):.2f} at worst")
