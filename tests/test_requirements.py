@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import pages
@@ -25,10 +24,6 @@ def test_the_cuda_set_is_the_cpu_set_and_nothing_but_the_cuda_of_this_jax():
     cpu, cuda = packages("requirements.txt"), packages("requirements/cuda.txt")
     assert {name: cuda.get(name) for name in cpu} == cpu
     assert all(name.startswith(("jax-cuda13-", "nvidia-")) for name in cuda.keys() - cpu.keys())
-    for name in ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda13-pjrt"):
-        assert cuda[name][0].split()[0] == f"{name}=={version('jax')}"
-    # Without the extra with-cuda of the plugin, these would be looked for on the machine.
-    assert {"nvidia-cublas", "nvidia-cuda-nvcc", "nvidia-cudnn-cu13", "nvidia-nccl-cu13"} <= cuda.keys()
 
 
 WITHOUT_WHEEL = {"jieba", "promise", "rouge-score", "sqlitedict", "word2number"}  # pure Python
