@@ -44,7 +44,7 @@ from measure import columns, drawings, lock, pictures
 
 PACKAGES = ("jax", "flax", "optax", "numpy", "google-tunix", "maxtext")
 PLACES = (ROOT, ROOT / "5_GRPO_Maxtext")  # of files and folders that a command names
-NOT_COLUMNS = {"args", "script", "patches", "zh"}  # of a row
+NOT_COLUMNS = {"args", "script", "patches"}  # of a row
 OF_THE_MACHINE = ["seconds", "compile_seconds", "seconds_of_all_seeds", "seconds_per_step", "date", "machine"]
 
 
