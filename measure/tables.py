@@ -140,15 +140,14 @@ def described(folder: Path, page: dict[str, Any], language: int) -> list[list[st
         groups = {(name,): groups[name,] for name in page["rows"]}
     columns = [(c[language], c[3] if language and len(c) > 3 else c[2]) for c in page["columns"]]
     lines = [[heading for heading, _ in columns]]
+    pairs = read_csv(folder / "assets" / page["paired"]) if "paired" in page else []
+    pairs = {pair["changed"]: pair for pair in pairs if pair["against"] == next(iter(groups))[0]}
     for i, (key, mine) in enumerate(groups.items(), start=1):
-        if "paired" in page:  # figures against the first line, from another table; the first has none
-            pairs = read_csv(folder / "assets" / page["paired"])
-            pair = [p for p in pairs if p["changed"] == key[0] and p["against"] == next(iter(groups))[0]]
-            mine = [row | pair[0] if pair else row for row in mine]
         words = page.get("words", {}).get(key[0], ["", ""])[language]
         texts = [template for _, template in columns]
-        if "paired" in page and not pair:
+        if "paired" in page and key[0] not in pairs:  # the first line is what the others are paired with
             texts[-1] = ""
+        mine = [row | pairs.get(key[0], {}) for row in mine]
         lines.append([cell(text, mine, words, f"{page.get('number', '')}{i}") for text in texts])
     if language:
         lines = [["從未" if text == "never" else text for text in line] for line in lines]
