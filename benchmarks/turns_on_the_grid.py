@@ -256,7 +256,7 @@ def table_of_price(curves: pd.DataFrame) -> None:
         started = time.process_time()
         _, log, tables = Q_Learning.train(c, np.random.default_rng(seed))
         seconds = time.process_time() - started
-        good = np.array([worst_of_table(Q) for Q in tables]) >= 0.95
+        good = np.array([worst_of_table(Q_Learning.grid, c, Q) for Q in tables]) >= 0.95
         at = int(np.flatnonzero(good)[0])
         moves = round(float((log[: at + 1, 3] * c.LOG_EVERY).sum()))
         lines.append({"who": "Q-learning", "seed": seed, "numbers": 64, "episodes": int(log[at, 0]),
@@ -278,16 +278,14 @@ def table_of_price(curves: pd.DataFrame) -> None:
     write_csv(ASSETS / "turns_price.csv", lines)
 
 
-def worst_of_table(Q: np.ndarray) -> float:
-    """The greedy policy's smallest share of the optimum, over the starts."""
-    shares, moves = [], list(world.MOVES.values())
-    for start in world.starts(""):
-        cell, gained, k = start, 0.0, 0
-        while cell != world.GOAL and k < 16:
-            cell = world.moved("", cell, moves[int(Q[cell[0] * 4 + cell[1]].argmax())])
-            gained += GAMMA**k * (world.GOAL_REWARD if cell == world.GOAL else world.STEP_REWARD)
-            k += 1
-        shares.append(gained / best("", start))
+def worst_of_table(grid: ModuleType, c: Any, Q: np.ndarray) -> float:
+    """The greedy policy's smallest share of the optimum, over the starts; 0 from one that leads nowhere."""
+    shares = []
+    for row, column in world.starts(""):
+        moves = grid.greedy_moves(c, Q, 4 * row + column) or 0
+        rewards = [world.STEP_REWARD] * (moves - 1) + [world.GOAL_REWARD] * bool(moves)
+        gained = sum(GAMMA**k * reward for k, reward in enumerate(rewards))
+        shares.append(gained / best("", (row, column)))
     return min(shares)
 
 
