@@ -68,13 +68,26 @@ def ends(rows: Rows, column: str, form: str) -> str:
     return " … ".join(dict.fromkeys(texts))
 
 
+def comparable(text: str) -> float | str:
+    """A number where it is one."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def matching(rows: Rows, conditions: Sequence[str]) -> Rows:
+    """The rows for which all of `column=value` (or !=, <=, >, >=) hold; a row of another table lacks it."""
+    for condition in conditions:
+        name, sign, value = re.fullmatch(r"([^!<>=]+)([!<>]?=|>)(.*)", condition).groups()
+        holds = {"=": op.eq, "!=": op.ne, "<=": op.le, ">": op.gt, ">=": op.ge}[sign]
+        rows = [row for row in rows if name in row and holds(comparable(row[name]), comparable(value))]
+    return rows
+
+
 def count(rows: Rows, column: str, wanted: str) -> str:
     """How many rows of all have a value: `=500`, `>=475`, `=True`."""
-    number = lambda text: float({"True": 1, "False": 0}.get(text, text))  # noqa: E731
-    sign, limit = re.fullmatch("(>?=)(.*)", wanted).groups()
-    holds = op.ge if sign == ">=" else op.eq
-    hits = sum(holds(number(row[column]), number(limit)) for row in rows)
-    return f"{hits} / {len(rows)}"
+    return f"{len(matching(rows, [column + wanted]))} / {len(rows)}"
 
 
 def size(rows: Rows, column: str, _: str) -> str:
@@ -101,18 +114,6 @@ KINDS: dict[str, Callable[[Rows, str, str], str]] = {
     "range": ends,
     "count": count,
 }  # fmt: skip
-
-
-def matching(rows: Rows, conditions: Sequence[str]) -> Rows:
-    """The rows for which all of `column=value`, `column!=value`, `column<=number`, `column>number` hold."""
-    for condition in conditions:
-        name, sign, value = re.fullmatch(r"(\w+)(=|!=|<=|>)(.*)", condition).groups()
-        if sign in ("=", "!="):
-            rows = [row for row in rows if (row[name] == value) == (sign == "=")]
-        else:  # a row of another table has no such column
-            rows = [row for row in rows if name in row]
-            rows = [row for row in rows if (float(row[name]) <= float(value)) == (sign == "<=")]
-    return rows
 
 
 def cell(template: str, rows: Rows, words: str, number: str) -> str:
