@@ -37,7 +37,7 @@ COMPILING = 3  # first steps, left out
 REPEATS = 7  # of a program on its own; the median counts
 PARTS = {
     "generation": (Llm, "generate"), "rewards": (Task, "grade"), "reference": (Llm, "reference_log_probs"),
-    "old log-probs": (Llm, "log_probs"), "update": (demo, "update"), "logging": (TrainingRun, "after"),
+    "old log-probs": (Llm, "log_probs"), "update": (demo, "update"), "logging": (TrainingRun, "finish_step"),
 }  # fmt: skip
 
 

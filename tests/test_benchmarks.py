@@ -20,6 +20,10 @@ def test_a_prompt_that_is_shared_counts_once():
     assert where_the_step_goes.useful_share(masks, 2) == (7 / 8, 5 / 8, 12 / 16)
 
 
+def test_the_timed_parts_of_a_step_are_there():
+    assert all(hasattr(owner, name) for owner, name in where_the_step_goes.PARTS.values())
+
+
 def test_of_a_training_only_the_steps_that_count_are_counted(tmp_path):
     rows, log = "seconds,reward\n90.0,0\n80.0,1\n3.0,2\n1.0,3\n2.0,4\n", tmp_path / "log.csv"
     code = f"from sys import *; open(argv[1], 'w').write({rows!r}); print('the end'); exit('FAIL=1' in argv)"
