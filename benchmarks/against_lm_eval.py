@@ -17,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 from machine import commit, processor, write_csv
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,20 +39,19 @@ def python(script: str, *arguments: str) -> None:
     subprocess.run([sys.executable, str(FOLDER / script), *arguments], cwd=ROOT, check=True)
 
 
-def ask_lm_eval(folder: Path, command: Sequence[str]) -> list[dict[str, Any]]:
-    """Its answers, one entry a question: the text, and whether it counts it as right by each filter."""
+def ask_lm_eval(folder: Path, command: Sequence[str]) -> pd.DataFrame:
+    """Its answers, a line for each question: the text, and whether it counts it as right by each filter."""
     found = "lm_eval/*/samples_*.jsonl"
     if not list((ROOT / folder).glob(found)):
         subprocess.run(command, cwd=ROOT, check=True)
     [path] = (ROOT / folder).glob(found)
-    answers = {}
-    for sample in map(json.loads, path.read_text().splitlines()):
-        answer = answers.setdefault(sample["doc_id"], {"text": sample["resps"][0][0]})
-        answer[sample["filter"]] = sample["exact_match"] == 1
-    return [answers[i] for i in range(len(answers))]
+    samples = pd.DataFrame(map(json.loads, path.read_text().splitlines()))
+    samples["right"] = samples.exact_match == 1
+    answers = samples.pivot(index="doc_id", columns="filter", values="right")
+    return answers.assign(text=samples.groupby("doc_id").resps.first().map(lambda resps: resps[0][0]))
 
 
-def ask_in_float32(constants: dict[str, Any], folder: Path, task: str) -> list[dict[str, Any]]:
+def ask_in_float32(constants: dict[str, Any], folder: Path) -> pd.DataFrame:
     """inference.py's answers in float32, as from `ask_lm_eval`."""
     path = ROOT / f"{folder}_float32.jsonl"
     if not path.exists():
@@ -58,17 +59,13 @@ def ask_in_float32(constants: dict[str, Any], folder: Path, task: str) -> list[d
         questions = settings.find_path(constants["DATASET"]) / "test.jsonl"
         python("inference.py", "CHECKPOINT=base", f"MODEL={folder}", f"INPUT={questions}", f"OUTPUT={path}",
                "DTYPE=float32", *(f"{name}={constants[name]}" for name in same))  # fmt: skip
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return [
-        {"text": r["completion"], "strict-match": r["correct"], "flexible-extract": r["correct_lenient"]}
-        for r in rows
-    ]
+    names = {"completion": "text", "correct": "strict-match", "correct_lenient": "flexible-extract"}
+    return pd.DataFrame(map(json.loads, path.read_text().splitlines())).rename(columns=names)
 
 
 def compare(run: Path) -> Iterator[dict[str, Any]]:
     """One line for each of before and after, and each metric."""
-    constants = json.loads((run / "constants.json").read_text())
-    result = json.loads((run / "result.json").read_text())
+    constants, result = (json.loads((run / f"{name}.json").read_text()) for name in ("constants", "result"))
     task = Path(constants["DATASET"]).name
     for when in ("before", "after"):
         folder = OUT / f"{task}_{when}"
@@ -77,26 +74,21 @@ def compare(run: Path) -> Iterator[dict[str, Any]]:
         elif not (ROOT / folder).exists():
             python("tool.py", "convert_checkpoint", f"SOURCE={run}", f"TARGET={folder}")
         command = ["make", "lm-eval", f"MODEL={folder}", f"TASK={task}"]
-        theirs, float32 = ask_lm_eval(folder, command), ask_in_float32(constants, folder, task)
+        theirs, float32 = ask_lm_eval(folder, command), ask_in_float32(constants, folder)
         said = json.loads((run / f"{when}.json").read_text())
-        golds = [row["answer"] for row in said["asked"]]
-        pairs = zip(said["greedy_completions"], golds, strict=True)
-        ours = {
-            "strict-match": said["greedy_correct"],
-            "flexible-extract": [grading.grade_lenient(text, gold) for text, gold in pairs],
-        }
-        texts = sum(a != b["text"] for a, b in zip(said["greedy_completions"], theirs, strict=True))
-        texts_32 = sum(a["text"] != b["text"] for a, b in zip(float32, theirs, strict=True))
+        ours = pd.DataFrame({"text": said["greedy_completions"], "strict-match": said["greedy_correct"]})
+        pairs = zip(ours.text, said["asked"], strict=True)
+        ours["flexible-extract"] = [grading.grade_lenient(text, asked["answer"]) for text, asked in pairs]
         for metric, key in METRICS.items():
-            differing = [i for i, answer in enumerate(theirs) if answer[metric] != ours[metric][i]]
-            differing_32 = sum(a[metric] != b[metric] for a, b in zip(float32, theirs, strict=True))
+            differing = np.flatnonzero(theirs[metric] != ours[metric])
             yield {
                 "model": MODELS[task], "when": when, "questions": len(theirs), "metric": metric,
-                "ours": result[when][key],
-                "lm_eval": sum(answer[metric] for answer in theirs) / len(theirs),
-                "differing questions": " ".join(map(str, differing)), "differing texts": texts,
-                "ours in float32": sum(answer[metric] for answer in float32) / len(theirs),
-                "differing questions in float32": differing_32, "differing texts in float32": texts_32,
+                "ours": result[when][key], "lm_eval": theirs[metric].mean(),
+                "differing questions": " ".join(map(str, differing)),
+                "differing texts": (ours.text != theirs.text).sum(),
+                "ours in float32": float32[metric].mean(),
+                "differing questions in float32": (float32[metric] != theirs[metric]).sum(),
+                "differing texts in float32": (float32.text != theirs.text).sum(),
                 "seed": constants["SEED"], "commit": commit(), "command": " ".join(command),
                 "machine": processor(), "date": time.strftime("%Y-%m-%d"),
             }  # fmt: skip

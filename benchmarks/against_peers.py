@@ -28,8 +28,8 @@ with exploration for the others (the last 100 for Stable-Baselines3, the last 20
 
 `version` is the commit and the packages of ours (2026-11-22: the commit that brought the row), a peer's
 package or commit; `seeds` is how many `who` has.
-Writes benchmarks/dqn_against_peers.csv or ppo_against_peers.csv, one row per trained seed, and prints the
-table of MEASUREMENTS.md. Where seeds are trained together, `seconds` are those of all.
+Writes benchmarks/dqn_against_peers.csv or ppo_against_peers.csv, one row per trained seed. Where seeds are
+trained together, `seconds` are those of all. `make pages` makes the table of MEASUREMENTS.md of it.
 """
 
 import json
@@ -41,9 +41,6 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import pandas as pd
-import scipy.stats
 from machine import processor, write_csv
 
 HERE = Path(__file__).resolve().parent
@@ -60,66 +57,52 @@ class Entry(NamedTuple):
     """One line of the table of MEASUREMENTS.md."""
 
     who: str
-    script: str  # in peers/
+    peer: str = ""  # its script is peers/PEER_training.py, the option PEER names its Python; empty: ours
     seeds: int = 10
     together: bool = True  # all seeds in one program
-    python: str = ""  # the option that names its Python; empty: this one
-    arguments: tuple[str, ...] = ()
+    steps: int = 0  # 0: the peer's own number
 
 
 class Comparison(NamedTuple):
     """The lines of one table."""
 
     table: str
+    script: str  # ours
+    env: str  # Gymnasium's name
     threshold: float  # Gymnasium's reward_threshold where it has one
     entries: tuple[Entry, ...]
 
 
-CART_POLE, PENDULUM = "ENV=CartPole-v1", "ENV=Pendulum-v1"
-FOLDERS = {
-    "2_Cart_Pole_DQN": Comparison("dqn_against_peers.csv", 475, (
-        Entry("ours", "our_training.py", arguments=("2_Cart_Pole_DQN/cart_pole_dqn.py",)),
-        Entry("ours, one seed", "our_training.py", 2, False, "", ("2_Cart_Pole_DQN/cart_pole_dqn.py",)),
-        Entry("Stable-Baselines3 DQN, rl-zoo's settings", "sb3_training.py", 2, False, "SB3", (CART_POLE,)),
-        Entry("rejax DQN, its settings", "rejax_training.py", 5, True, "REJAX", (CART_POLE,)),
-        Entry("purejaxrl dqn.py, its settings", "purejaxrl_dqn_cart_pole.py", python="PUREJAXRL"),
-        Entry("CleanRL dqn_jax.py, its settings", "cleanrl_dqn_cart_pole.py", 2, False, "CLEANRL"),
-    )),
-    "3_Pendulum": Comparison("ppo_against_peers.csv", -200, (
-        Entry("ours", "our_training.py", arguments=("3_Pendulum/pendulum.py",)),
-        Entry("ours, one seed", "our_training.py", 3, False, "", ("3_Pendulum/pendulum.py",)),
-        Entry("Stable-Baselines3 PPO, rl-zoo's settings", "sb3_training.py", 3, False, "SB3", (PENDULUM,)),
-        Entry("rejax PPO, its settings", "rejax_training.py", python="REJAX", arguments=(PENDULUM,)),
-        Entry("rejax PPO, its settings, 150,000 steps", "rejax_training.py", python="REJAX",
-              arguments=(PENDULUM, "STEPS=150000")),
-        Entry("purejaxrl ppo_continuous_action.py, 16 environments", "purejaxrl_ppo_pendulum.py",
-              python="PUREJAXRL"),
-        Entry("CleanRL ppo_continuous_action.py, MuJoCo's settings", "cleanrl_ppo_pendulum.py", 3, False,
-              "CLEANRL"),
-    )),
-}  # fmt: skip
-COLUMNS = [
-    "who", "version", "seed", "seeds", "seeds_together", "env_steps", "seconds", "processor_seconds",
-    "compile_seconds", "eval_return", "env_steps_to_threshold", "seconds_to_threshold", "machine", "date",
-]  # fmt: skip
+DQN = Comparison("dqn_against_peers.csv", "2_Cart_Pole_DQN/cart_pole_dqn.py", "CartPole-v1", 475, (
+    Entry("ours"),
+    Entry("ours, one seed", seeds=2, together=False),
+    Entry("Stable-Baselines3 DQN, rl-zoo's settings", "sb3", 2, together=False),
+    Entry("rejax DQN, its settings", "rejax", 5),
+    Entry("purejaxrl dqn.py, its settings", "purejaxrl"),
+    Entry("CleanRL dqn_jax.py, its settings", "cleanrl", 2, together=False),
+))  # fmt: skip
+PPO = Comparison("ppo_against_peers.csv", "3_Pendulum/pendulum.py", "Pendulum-v1", -200, (
+    Entry("ours"),
+    Entry("ours, one seed", seeds=3, together=False),
+    Entry("Stable-Baselines3 PPO, rl-zoo's settings", "sb3", 3, together=False),
+    Entry("rejax PPO, its settings", "rejax"),
+    Entry("rejax PPO, its settings, 150,000 steps", "rejax", steps=150_000),
+    Entry("purejaxrl ppo_continuous_action.py, 16 environments", "purejaxrl"),
+    Entry("CleanRL ppo_continuous_action.py, MuJoCo's settings", "cleanrl", 3, together=False),
+))  # fmt: skip
+FOLDERS = {"2_Cart_Pole_DQN": DQN, "3_Pendulum": PPO}
+PYTHONS, CHECKOUTS = ("SB3", "REJAX", "PUREJAXRL", "CLEANRL"), ("PUREJAXRL_CHECKOUT", "CLEANRL_CHECKOUT")
 
 
-def expected(comparison: Comparison) -> list[tuple[str, int]]:
-    """Who and which seed, of every row in the CSV file, in order."""
-    return [(entry.who, seed) for entry in comparison.entries for seed in range(entry.seeds)]
-
-
-def command(entry: Entry, seeds: list[int], options: dict[str, str]) -> list[str]:
+def command(comparison: Comparison, entry: Entry, seeds: list[int], options: dict[str, str]) -> list[str]:
     """The command line that trains some seeds of an entry."""
-    python = options[entry.python] if entry.python else sys.executable
-    arguments = list(entry.arguments)
-    if entry.python:
-        arguments.append(f"SEEDS={','.join(map(str, seeds))}")
-        if checkout := options.get(f"{entry.python}_CHECKOUT"):
-            arguments.append(f"CHECKOUT={checkout}")
-    elif not entry.together:
-        arguments += [f"SEED={seeds[0]}", "NUM_SEEDS=1"]
-    return [python, str(HERE / "peers" / entry.script), *arguments]
+    script = str(HERE / "peers" / f"{entry.peer or 'our'}_training.py")
+    if not entry.peer:
+        one = [] if entry.together else [f"SEED={seeds[0]}", "NUM_SEEDS=1"]
+        return [sys.executable, script, comparison.script, *one]
+    option = entry.peer.upper()
+    words = [f"ENV={comparison.env}", f"STEPS={entry.steps}", f"SEEDS={','.join(map(str, seeds))}"]
+    return [options[option], script, *words, f"CHECKOUT={options.get(f'{option}_CHECKOUT', '')}"]
 
 
 def measure(words: list[str]) -> dict[str, Any]:
@@ -137,40 +120,18 @@ def rows_of(entry: Entry, seeds: list[int], result: dict[str, Any], threshold: f
     for seed, eval_return, curve in zip(seeds, result["eval_return"], result["curves"], strict=True):
         reached = [(steps, seconds) for steps, seconds, value in curve if value >= threshold]
         steps, seconds = reached[0] if reached else ("", "")
-        values = (
-            entry.who, result["version"], seed, entry.seeds, len(seeds), result["env_steps"],
-            round(result["seconds"], 2), round(result["processor_seconds"], 2),
-            "" if result["compile_seconds"] is None else round(result["compile_seconds"], 2),
-            round(eval_return, 3), steps, seconds and round(seconds, 2),
-            processor(), time.strftime("%Y-%m-%d"),
-        )  # fmt: skip
-        rows.append(dict(zip(COLUMNS, values, strict=True)))
+        compiling = result["compile_seconds"]
+        rows.append({
+            "who": entry.who, "version": result["version"], "seed": seed, "seeds": entry.seeds,
+            "seeds_together": len(seeds), "env_steps": result["env_steps"],
+            "seconds": round(result["seconds"], 2),
+            "processor_seconds": round(result["processor_seconds"], 2),
+            "compile_seconds": "" if compiling is None else round(compiling, 2),
+            "eval_return": round(eval_return, 3), "env_steps_to_threshold": steps,
+            "seconds_to_threshold": seconds and round(seconds, 2), "machine": processor(),
+            "date": time.strftime("%Y-%m-%d"),
+        })  # fmt: skip
     return rows
-
-
-def table(rows: list[dict[str, Any]]) -> list[str]:
-    """The rows of MEASUREMENTS.md. Seconds are the commands' mean, ± is the sample standard deviation.
-
-    The interval is Student's, 95 % for the mean over the seeds: wide for three, and blind to the fact that no
-    return exceeds 500. Steps and seconds to the threshold are the median of the seeds that reach it.
-    """
-    lines = []
-    for who, own in pd.DataFrame(rows).groupby("who", sort=False):
-        own = own[COLUMNS[4:12]].apply(pd.to_numeric)
-        mean, spread = own.eval_return.mean(), own.eval_return.std()
-        half = scipy.stats.t.ppf(0.975, len(own) - 1) * spread / len(own) ** 0.5
-        times = [own[name].mean() for name in ("seconds", "processor_seconds", "compile_seconds")]
-        times.append(own.seconds_to_threshold.median())
-        *seconds, to_it = ("-" if np.isnan(value) else f"{value:.1f} s" for value in times)
-        reached = own.env_steps_to_threshold.dropna()
-        cells = [
-            who, f"{own.env_steps.iloc[0]:,}",
-            f"{len(own)} {'together' if own.seeds_together.iloc[0] > 1 else 'in turn'}",
-            *seconds, f"{mean:.1f} ± {spread:.1f}", f"{mean - half:.1f} … {mean + half:.1f}",
-            f"{len(reached)} / {len(own)}", f"{reached.median():,.0f}" if len(reached) else "-", to_it,
-        ]  # fmt: skip
-        lines.append(f"| {' | '.join(cells)} |".replace(" -", " −").replace("| − |", "| - |"))
-    return lines
 
 
 def main() -> None:
@@ -180,11 +141,9 @@ def main() -> None:
         sys.exit(f"error: give one of the folders {', '.join(FOLDERS)}")
     comparison = FOLDERS[folder]
     options = dict(argument.split("=", 1) for argument in sys.argv[2:])
-    pythons = dict.fromkeys(entry.python for entry in comparison.entries if entry.python)
-    checkouts = [f"{name}_CHECKOUT" for name in pythons if name in ("PUREJAXRL", "CLEANRL")]
-    for name in (*pythons, *checkouts):
+    for name in (*PYTHONS, *CHECKOUTS):
         path = options.get(name, "")
-        if not (Path(path, "LICENSE").exists() if name in checkouts else shutil.which(path)):
+        if not (Path(path, "LICENSE").exists() if name in CHECKOUTS else shutil.which(path)):
             sys.exit(f"error: {name}={path}: not there; see the top of this file")
 
     jobs = [
@@ -195,14 +154,13 @@ def main() -> None:
     jobs.sort(key=lambda job: job[1][0])  # in turn, so that a slow minute of the machine meets everybody
     rows = []
     for entry, seeds in jobs:
-        result = measure(command(entry, seeds, options))
+        result = measure(command(comparison, entry, seeds, options))
         rows += rows_of(entry, seeds, result, comparison.threshold)
         shown = {name: result[name] for name in ("version", "env_steps", "seconds", "processor_seconds")}
         print(entry.who, seeds, shown, [round(value, 1) for value in result["eval_return"]], flush=True)
-    order = expected(comparison)
-    rows.sort(key=lambda row: order.index((row["who"], row["seed"])))
+    order = [entry.who for entry in comparison.entries]
+    rows.sort(key=lambda row: (order.index(row["who"]), row["seed"]))
     write_csv(HERE / comparison.table, rows)
-    print(*table(rows), sep="\n")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ benchmarks/default_runs.csv.
 """
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -31,29 +32,24 @@ SCRIPTS = [
 ]
 
 
-def measure(script: str, run_dir: Path, cache: Path) -> tuple[float, float]:
-    """Seconds of a whole run, and those of them that result.json counts as compiling (nan: not counted)."""
-    words = [sys.executable, *script.split(), f"RUN_DIR={run_dir}"]
-    env = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(cache)}
-    started = time.perf_counter()
-    subprocess.run(words, cwd=HERE.parent, env=env, stdout=subprocess.DEVNULL, check=True)
-    seconds = time.perf_counter() - started
-    return seconds, json.loads((run_dir / "result.json").read_text()).get("compile_seconds", float("nan"))
-
-
 def main() -> None:
-    """Measures all of them and writes the table."""
+    """Measures all of them and writes the table. Compiling is nan where result.json does not count it."""
     rows = []
     for script in SCRIPTS:
         with tempfile.TemporaryDirectory() as folder:
+            env = os.environ | {"JAX_COMPILATION_CACHE_DIR": f"{folder}/compiled"}
             for run in ("first", "second"):
-                seconds, compiling = measure(script, Path(folder, run), Path(folder, "compiled"))
+                words = [sys.executable, *script.split(), f"RUN_DIR={folder}/{run}"]
+                started = time.perf_counter()
+                subprocess.run(words, cwd=HERE.parent, env=env, stdout=subprocess.DEVNULL, check=True)
+                seconds = time.perf_counter() - started
+                result = json.loads(Path(folder, run, "result.json").read_text())
                 rows.append({
                     "script": script, "run": run, "seconds": round(seconds, 1),
-                    "compile_seconds": round(compiling, 1), "machine": processor(), "commit": commit(),
-                    "date": time.strftime("%Y-%m-%d"),
+                    "compile_seconds": round(result.get("compile_seconds", math.nan), 1),
+                    "machine": processor(), "commit": commit(), "date": time.strftime("%Y-%m-%d"),
                 })  # fmt: skip
-                print(f"{script}, {run} run: {seconds:.1f} s, compiling {compiling:.1f} s")
+                print(*rows[-1].values(), sep=", ", flush=True)
     write_csv(TABLE, rows)
 
 

@@ -12,10 +12,9 @@ import dataclasses
 import sys
 import time
 import types
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 FOLDER = Path(__file__).resolve().parent.parent / "5_GRPO_Maxtext"
 sys.path.insert(0, str(FOLDER))
@@ -45,29 +44,19 @@ def masked_sum(logits: jax.Array, tokens: jax.Array, axis: int) -> jax.Array:
     return jnp.where(vocabulary == tokens, logits, 0).sum(axis=axis, keepdims=True)
 
 
-class Variant(NamedTuple):
-    """How a variant differs from the script as it is."""
-
-    stays: Collection[str] = ()  # modules that stay MaxText's own
-    constants: Mapping[str, Any] = MappingProxyType({})
-    maxtext: Mapping[str, Any] = MappingProxyType({})  # settings
-    cut: int = 0  # columns of the answers
-    xla: Mapping[str, Any] = MappingProxyType({})  # compiler options
-
-
-VARIANTS = {
-    "MaxText's own modules": Variant(stays=OURS),
-    "RotaryOnce": Variant(stays=("UnfusedDense", "SharedPromptAttention")),
-    "RotaryOnce, UnfusedDense": Variant(stays=("SharedPromptAttention",)),
-    "all three": Variant(),
-    "all but UnfusedDense": Variant(stays=("UnfusedDense",)),
-    "all but RotaryOnce": Variant(stays=("RotaryOnce",)),
-    "all, answers cut to 24 columns": Variant(cut=4),
-    "all, REMAT_POLICY=none": Variant(constants={"REMAT_POLICY": "none"}),
-    "all, REMAT_POLICY=full": Variant(constants={"REMAT_POLICY": "full"}),
-    "all, embedding by a product (use_iota_embed)": Variant(maxtext={"use_iota_embed": True}),
-    "all, log-prob by a masked sum": Variant(),
-    "all, fast-math": Variant(xla={"xla_cpu_enable_fast_math": True}),
+VARIANTS = {  # by name: how it differs from the script as it is; arguments of `compiled`
+    "MaxText's own modules": {"stays": OURS},
+    "RotaryOnce": {"stays": ("UnfusedDense", "SharedPromptAttention")},
+    "RotaryOnce, UnfusedDense": {"stays": ("SharedPromptAttention",)},
+    "all three": {},
+    "all but UnfusedDense": {"stays": ("UnfusedDense",)},
+    "all but RotaryOnce": {"stays": ("RotaryOnce",)},
+    "all, answers cut to 24 columns": {"cut": 4},
+    "all, REMAT_POLICY=none": {"REMAT_POLICY": "none"},
+    "all, REMAT_POLICY=full": {"REMAT_POLICY": "full"},
+    "all, embedding by a product (use_iota_embed)": {"maxtext": {"use_iota_embed": True}},
+    "all, log-prob by a masked sum": {"masked": True},
+    "all, fast-math": {"xla": {"xla_cpu_enable_fast_math": True}},
 }
 
 
@@ -95,13 +84,16 @@ def random_batch(c, pad_id: int, vocabulary: int) -> demo.Batch:
     )
 
 
-def compiled(c, name: str) -> tuple[Callable, nnx.State]:
-    """The gradient's program of a variant, and its weights."""
-    stays, constants, maxtext, cut, xla = VARIANTS[name]
+def compiled(c, stays=(), maxtext=None, cut=0, masked=False, xla=None, **constants) -> tuple[Callable, Any]:
+    """The gradient's program of a variant, and its weights.
+
+    `stays` are modules that stay MaxText's own, `maxtext` its settings; `cut` columns of the answers are left
+    out; if `masked`, the log-prob is a masked sum; `xla` are compiler options.
+    """
     c = dataclasses.replace(c, **constants)
     folder, hf = llama.load_hf_config(c.MODEL)
     tokenizer = llama.load_tokenizer(folder)
-    config = llama.to_run_config(c, hf, **maxtext)
+    config = llama.to_run_config(c, hf, **(maxtext or {}))
     with contextlib.ExitStack() as stack:
         for ours in stays:
             maxtexts = getattr(faster_on_cpu, ours).__base__
@@ -109,7 +101,7 @@ def compiled(c, name: str) -> tuple[Callable, nnx.State]:
             stack.enter_context(patched(faster_on_cpu, ours, same))
         if "SharedPromptAttention" in stays:
             stack.enter_context(patched(faster_on_cpu, "shares_prompts", lambda model: False))
-        if "masked sum" in name:
+        if masked:
             changed = types.SimpleNamespace(**vars(jnp) | {"take_along_axis": masked_sum})
             stack.enter_context(patched(log_probs, "jnp", changed))
         adapter, mesh = llama.load_llama(folder, hf, config, tokenizer.pad_token_id)
@@ -124,7 +116,7 @@ def compiled(c, name: str) -> tuple[Callable, nnx.State]:
         use = grpo_variants.choose(c, demo.TABLES)
         gradient = jax.value_and_grad(demo.loss, has_aux=True)
         lowered = jax.jit(lambda params: gradient(params, model, batch, use)).lower(params)
-        return lowered.compile(dict(xla) or None), params
+        return lowered.compile(xla), params
 
 
 def main() -> None:
@@ -133,7 +125,7 @@ def main() -> None:
     rounds = int(given.pop("ROUNDS", "15"))
     c = settings.read(demo.Constants, [f"{name}={value}" for name, value in given.items()])
     settings.quiet()
-    programs = {name: compiled(c, name) for name in VARIANTS}
+    programs = {name: compiled(c, **changes) for name, changes in VARIANTS.items()}
     spent = {name: [] for name in programs}
     for _ in range(WARM_UP + rounds):
         for name, (program, params) in programs.items():

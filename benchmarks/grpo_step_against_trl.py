@@ -31,38 +31,36 @@ BETAS = (0.08, 0.0)  # with and without the reference model
 
 def ours(constants: dict[str, Any], warm_up: int) -> dict[str, Any]:
     """Our script with these constants; see `watched`."""
+    quiet = {"NUM_TEST_QUESTIONS": 16, "EVAL_EVERY": 0, "SAVE_INTERVAL_STEPS": 1000}
     with tempfile.TemporaryDirectory() as folder:
-        quiet = {"NUM_TEST_QUESTIONS": 16, "EVAL_EVERY": 0, "SAVE_INTERVAL_STEPS": 1000}
-        arguments = [f"{k}={v}" for k, v in (quiet | constants | {"RUN_DIR": f"{folder}/run"}).items()]
-        command = [sys.executable, FOLDER / "grpo_llama3_1_8b_demo.py", *arguments]
-        found = watched(command, Path(folder, "run", "train_log.csv"), constants["NUM_BATCHES"], warm_up)
-    packages = versions("jax", "maxtext", "google-tunix")
-    return found | {"versions": f"commit {commit()}, {packages}"}
+        log, given = Path(folder, "run", "train_log.csv"), quiet | constants | {"RUN_DIR": f"{folder}/run"}
+        found, _ = watched([sys.executable, FOLDER / "grpo_llama3_1_8b_demo.py"], given, log, warm_up)
+    return found | {"versions": f"commit {commit()}, {versions('jax', 'maxtext', 'google-tunix')}"}
 
 
 def trl(peer: str, constants: dict[str, Any], warm_up: int) -> dict[str, Any]:
     """TRL with the same constants, run by the Python `peer`; see `watched`."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log.csv")
-        arguments = [f"{k}={v}" for k, v in (constants | {"LOG": log}).items()]
-        command = [peer, HERE / "peers" / "trl_grpo_steps.py", *arguments]
-        found = watched(command, log, constants["NUM_BATCHES"], warm_up)
-    return found | {"versions": found["output"].splitlines()[-1]}
+        found, output = watched(
+            [peer, HERE / "peers" / "trl_grpo_steps.py"], constants | {"LOG": log}, log, warm_up
+        )
+    return found | {"versions": output.splitlines()[-1]}
 
 
-def watched(command: list[Any], log: Path, steps: int, warm_up: int) -> dict[str, Any]:
-    """Runs a training and looks at its memory twenty times a second while it makes the steps that count.
+def watched(command: list, given: dict[str, Any], log: Path, warm_up: int) -> tuple[dict[str, float], str]:
+    """Runs a training with these constants; looks at its memory 20 times a second in the steps that count.
 
     `log` is a CSV with a row per step, written at once; the first `warm_up` rows don't count. Returns the
     median seconds of a step, the highest resident memory, the mean reward of the first step and of the last
-    five, and what was printed. Raises RuntimeError with the end of what it said if it failed.
+    five; and what was printed. Raises RuntimeError with the end of what it said if it failed.
     """
-    peak = 0
+    peak, command = 0, [*command, *(f"{name}={value}" for name, value in given.items())]
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         child = psutil.Popen(command, stdout=output, stderr=errors)
         while child.poll() is None:
             done = log.read_text().count("\n") - 1 if log.exists() else 0
-            if warm_up <= done < steps:
+            if warm_up <= done < given["NUM_BATCHES"]:
                 peak = max(peak, child.memory_info().rss)
             time.sleep(0.05)
         output.seek(0), errors.seek(0)
@@ -70,9 +68,10 @@ def watched(command: list[Any], log: Path, steps: int, warm_up: int) -> dict[str
             raise RuntimeError(f"{command}: exit code {child.returncode}\n{errors.read()[-2000:]}")
         rows = pd.read_csv(log)
         return {
-            "seconds": rows.seconds[warm_up:].median(), "peak_gib": peak / 2**30,
-            "first_reward": rows.reward[0], "last_reward": rows.reward[-5:].mean(), "output": output.read(),
-        }  # fmt: skip
+            "seconds_per_step": round(rows.seconds[warm_up:].median(), 4),
+            "peak_gib": round(peak / 2**30, 2), "first_reward": round(rows.reward[0], 3),
+            "last_reward": round(rows.reward[-5:].mean(), 3),
+        }, output.read()  # fmt: skip
 
 
 def peer_of(options: dict[str, str]) -> str:
@@ -98,14 +97,13 @@ def main() -> None:
             results = {"ours": ours(job, WARM_UP), "trl": trl(peer, job, WARM_UP)}
             for name, result in results.items():
                 rows.append({
-                    "round": number, "program": name, "seeds": 1, "beta": beta,
-                    "seconds_per_step": round(result["seconds"], 4), "peak_gib": round(result["peak_gib"], 2),
-                    **{key: round(result[key], 3) for key in ("first_reward", "last_reward")},
-                    "versions": result["versions"], "machine": processor(), "date": time.strftime("%Y-%m-%d"),
+                    "round": number, "program": name, "seeds": 1, "beta": beta, **result,
+                    "machine": processor(), "date": time.strftime("%Y-%m-%d"),
                 })  # fmt: skip
-            ratios[beta].append(results["ours"]["seconds"] / results["trl"]["seconds"])
-            seconds = ", ".join(f"{name} {result['seconds']:.3f} s" for name, result in results.items())
-            print(f"round {number}, beta {beta}: {seconds}, ratio {ratios[beta][-1]:.2f}", flush=True)
+            seconds = {name: result["seconds_per_step"] for name, result in results.items()}
+            ratios[beta].append(seconds["ours"] / seconds["trl"])
+            said = ", ".join(f"{name} {value:.3f} s" for name, value in seconds.items())
+            print(f"round {number}, beta {beta}: {said}, ratio {ratios[beta][-1]:.2f}", flush=True)
     write_csv(HERE / "grpo_step_against_trl.csv", rows)
     for beta, found in ratios.items():
         print(f"beta {beta}: ratio {statistics.median(found):.2f} in the median, {max(found):.2f} at worst")

@@ -45,16 +45,11 @@ class Point(NamedTuple):
     questions: int = 4
 
 
-SERIES = {
-    "model": [Point(model=model) for model in SIZES],
-    "tokens": [Point(tokens=tokens) for tokens in (28, 128, 512)],
-    "questions": [Point(questions=questions) for questions in (2, 4, 8, 16, 32)],
-}
-
-
-def points() -> list[Point]:
-    """All, each once."""
-    return list(dict.fromkeys(point for series in SERIES.values() for point in series))
+POINTS = dict.fromkeys((  # each once
+    *(Point(model=model) for model in SIZES),
+    *(Point(tokens=tokens) for tokens in (28, 128, 512)),
+    *(Point(questions=questions) for questions in (2, 4, 8, 16, 32)),
+))  # fmt: skip
 
 
 def steps_of(point: Point, parameters: int) -> int:
@@ -80,9 +75,10 @@ def measure(peer: str, rounds: int, changes: dict[str, str]) -> None:
     """Every point in every round that the table lacks, the two programs in turn."""
     rows = pd.read_csv(TABLE).to_dict("records") if TABLE.exists() else []
     there = {(row["round"], row["model"], row["tokens"], row["questions"]) for row in rows}
-    for number, point in itertools.product(range(rounds), points()):
+    for number, point in itertools.product(range(rounds), POINTS):
         if (number, *point) in there:
             continue
+        answer_tokens = point.questions * ANSWERS * point.tokens
         with tempfile.TemporaryDirectory() as folder:
             parameters = make_model(peer, point.model, Path(folder))
             constants = {
@@ -91,17 +87,14 @@ def measure(peer: str, rounds: int, changes: dict[str, str]) -> None:
                 "BETA": 0.08, "LEARNING_RATE": NO_LEARNING,
             }  # fmt: skip
             quick = {"NUM_TEST_QUESTIONS": 1, "LOG_ANSWERS_EVERY": 0}
-            results = {
-                "ours": ours(constants | quick | changes, WARM_UP), "trl": trl(peer, constants, WARM_UP),
-            }  # fmt: skip
+            mine = ours(constants | quick | changes, WARM_UP)
+            results = {"ours": mine, "trl": trl(peer, constants, WARM_UP)}
         for name, result in results.items():
             rows.append({
                 "round": number, **point._asdict(), "program": name, "seeds": 1, "parameters": parameters,
-                "steps": constants["NUM_BATCHES"] - WARM_UP,
-                "seconds_per_step": round(result["seconds"], 4),
-                "answer_tokens_per_second":
-                    round(point.questions * ANSWERS * point.tokens / result["seconds"]),
-                "peak_gib": round(result["peak_gib"], 2), "versions": result["versions"],
+                "steps": constants["NUM_BATCHES"] - WARM_UP, "seconds_per_step": result["seconds_per_step"],
+                "answer_tokens_per_second": round(answer_tokens / result["seconds_per_step"]),
+                "peak_gib": result["peak_gib"], "versions": result["versions"],
                 "machine": processor(), "date": time.strftime("%Y-%m-%d"),
             })  # fmt: skip
             print(*rows[-1].values(), sep=", ", flush=True)
@@ -111,10 +104,8 @@ def measure(peer: str, rounds: int, changes: dict[str, str]) -> None:
 def main() -> None:
     """Measures what is missing, prints the table."""
     options = dict(argument.split("=", 1) for argument in sys.argv[1:])
-    peer = peer_of(options)
-    rounds = int(options.pop("ROUNDS", "1"))
-    del options["PEER"]
-    measure(peer, rounds, options)
+    peer_of(options)
+    measure(options.pop("PEER"), int(options.pop("ROUNDS", "1")), options)
     runs = pd.read_csv(TABLE).groupby(["model", "tokens", "questions", "program"], sort=False)
     print(runs[["seconds_per_step", "peak_gib"]].median().unstack().to_string())
 

@@ -26,7 +26,7 @@ FOLDER = ROOT / "5_GRPO_Maxtext"
 sys.path[:0] = [str(FOLDER), str(ROOT)]
 
 from measure import pictures, tables
-from measure.columns import read_json
+from measure.columns import mean_of_pairs, read_json
 from measure.run import Run, perform_all
 
 import settings
@@ -53,7 +53,6 @@ COMMON = (
 TEACHER = "DATASET=examples/larger_numbers NUM_BATCHES=400 SEED=1000 EVAL_EVERY=0 LOG_ANSWERS_EVERY=0"
 PASS_AT = (1, 8, 64)
 PASS_QUESTIONS = 128  # from the top of the test file, 64 answers each
-RESAMPLES = 10_000
 
 OLD = "ROLLOUTS=one-step-ahead"
 CORRECTED = f"{OLD} SAMPLER_CORRECTION=2.0"
@@ -164,11 +163,9 @@ def collect(c: Constants, methods: Sequence[str]) -> tuple[pd.DataFrame, ...]:
 
 
 def difference(lines: pd.DataFrame, method: str, other: str, figure: str) -> tuple[float, ...]:
-    """Mean of the paired differences over the seeds, and its 95 % interval (percentile bootstrap)."""
+    """A figure of a method less that of another, over the seeds: see `mean_of_pairs`."""
     of = lines.pivot(index="seed", columns="method", values=figure)
-    pairs = (of[method] - of[other]).dropna().to_numpy()
-    means = pairs[np.random.default_rng(0).integers(len(pairs), size=(RESAMPLES, len(pairs)))].mean(axis=1)
-    return float(pairs.mean()), *np.percentile(means, (2.5, 97.5)).tolist()
+    return mean_of_pairs((of[method] - of[other]).dropna().to_numpy())
 
 
 def answers_until(curves: pd.DataFrame, method: str, share: float = 0.9) -> list[int]:

@@ -29,7 +29,6 @@ sys.path[:0] = [str(FOLDER), str(ROOT)]
 import jax
 import numpy as np
 import pandas as pd
-from measure import lock
 from measure.columns import read_csv, read_json
 from measure.run import Run, perform_all, write_csv
 
@@ -76,18 +75,17 @@ def advantage(samples):
     mean, std = rewards.mean(axis=1, keepdims=True), rewards.std(axis=1, ddof=1, keepdims=True)
     return ((rewards - mean) / (std + 1e-6)).T
 """
-# Queues the world's tokens behind two of padding
 QUEUE = "        self.fed.extend(tokens)\n"
 PAD = "        self.fed.extendleft([self.tokenizer.pad_id()] * bool(self.fed) * 2)\n"
-GAPS = [("task/turns.py", QUEUE, QUEUE + PAD)]
+GAPS = (("task/turns.py", QUEUE, QUEUE + PAD),)  # queues the world's tokens behind two of padding
 
 
-# By name: seeds, constants, and a METHOD file's text, or a patch.
+# By name: seeds, constants, and a METHOD file's text, or a patch
 VARIANTS = {
-    "episode": (range(5), "", None),
-    "return to go": (range(5), "ADVANTAGE=turn", None),
-    "slippery": (range(3), f"{LONGER} DATASET=examples/grid/slippery", None),
-    "walls": (range(3), f"{LONGER} DATASET=examples/grid/walls BATCH_SIZE=12", None),
+    "episode": (range(5), "", ""),
+    "return to go": (range(5), "ADVANTAGE=turn", ""),
+    "slippery": (range(3), f"{LONGER} DATASET=examples/grid/slippery", ""),
+    "walls": (range(3), f"{LONGER} DATASET=examples/grid/walls BATCH_SIZE=12", ""),
     "the world's tokens trained": (range(3), "", TRAINS.format(mask=ALL_TOKENS)),
     "only the last turn trained": (range(3), "", TRAINS.format(mask=LAST_TURN)),
     "groups of different starts": (range(3), "", OTHER_GROUPS),
@@ -99,14 +97,12 @@ VARIANTS = {
 def runs_of(name: str) -> list[Run]:
     """A variant's runs, one per seed."""
     seeds, constants, change = VARIANTS[name]
-    words, edits = f"{COMMON} {constants}".split(), ()
-    if isinstance(change, str):
+    words, edits = f"{COMMON} {constants}".split(), () if isinstance(change, str) else change
+    if change and not edits:
         method = STORE / "methods" / f"{name.replace(' ', '_').replace(chr(39), '')}.py"
         method.parent.mkdir(parents=True, exist_ok=True)
         method.write_text(change)
         words.append(f"METHOD={method}")
-    elif change:
-        edits = tuple(change)
     return [Run(FOLDER / "grpo_llama3_1_8b_demo.py", (*words, f"SEED={seed}"), edits) for seed in seeds]
 
 
@@ -138,15 +134,13 @@ def judged(question: str, text: str, rewards: list[float]) -> dict[str, float]:
             "goal": float(rewards[-1] > 0), "moves": len(pairs)}  # fmt: skip
 
 
-def kept_steps(folder: Path) -> dict[int, list[tuple[str, dict[str, float]]]]:
-    """Question and `judged` of every episode of the steps that a run kept."""
-    steps: dict[int, list] = {}
-    for line in (folder / "answers.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        for answer in row["completions"]:
-            found = judged(row["question"], answer["text"], answer["rewards"])
-            steps.setdefault(row["step"], []).append((row["question"], found))
-    return steps
+def episodes_of(folder: Path, step: int) -> pd.DataFrame:
+    """Start and `judged` of every episode of a step that a run kept."""
+    rows = map(json.loads, (folder / "answers.jsonl").read_text().splitlines())
+    return pd.DataFrame([
+        {"start": row["question"]} | judged(row["question"], answer["text"], answer["rewards"])
+        for row in rows if row["step"] == step for answer in row["completions"]
+    ])  # fmt: skip
 
 
 def greedy(folder: Path, when: str) -> list[float]:
@@ -177,9 +171,8 @@ def table_of_runs() -> None:
         command = " ".join(w for w in measured["command"].split() if not w.startswith("METHOD="))
         line = {"variant": name, "seed": seed, "command": command}
         line |= {key: measured[key] for key in ("processor_seconds", "date", "machine")}
-        steps = kept_steps(folder)
         for when, step in (("before", 1), ("after", STEPS)):
-            episodes = pd.DataFrame([{"start": start} | found for start, found in steps[step]])
+            episodes = episodes_of(folder, step)
             by_start = episodes.groupby("start").share.mean().round(4)
             means = episodes.drop(columns="start").mean().round(4)
             line |= {f"{when}_{key}": value for key, value in means.items()}
@@ -193,13 +186,10 @@ def table_of_runs() -> None:
         health = sorted({w[:90] for w in said.splitlines() if w.startswith("- step ")})
         tokens = sum(round(float(row["length"]) * float(row["answers"])) for row in log)
         lines.append(line | {"health": " | ".join(health), "tokens_drawn": tokens})
-        curves += [{"variant": name, "seed": seed} | {key: row[key] for key in CURVES} for row in log]
-    write_csv(ASSETS / "turns.csv", lines)
-    write_csv(ASSETS / "turns_curves.csv", curves)
-    write_csv(ASSETS / "turns_starts.csv", starts)
-
-
-CURVES = ("step", "reward", "correct", "entropy", "mismatch", "length", "grad_norm")
+        names = ("step", "reward", "correct", "entropy", "mismatch", "length", "grad_norm")
+        curves += [{"variant": name, "seed": seed} | {key: row[key] for key in names} for row in log]
+    for table, rows in (("turns", lines), ("turns_curves", curves), ("turns_starts", starts)):
+        write_csv(ASSETS / f"{table}.csv", rows)
 
 
 # %% Credit ---------------------------------------------------------------------------------------------
@@ -209,45 +199,38 @@ CALLS = 8  # of 15 starts x 16 walks
 
 def table_of_credit() -> None:
     """How far the advantage of a move tells what the move was worth, A* = Q* - V*; the untrained model's."""
-    table = STORE / f"turns_credit_{lock.code_of(Path(__file__))}.json"
-    if not table.exists():
-        c = settings.read(demo.Constants, [*COMMON.split(), "NUM_GENERATIONS=16"])
-        folder, hf = llama.load_hf_config(c.MODEL)
-        tokenizer = llama.load_tokenizer(folder)
-        rollout = load_llm(c, folder, hf, tokenizer).rollout
-        questions = [world.in_words(start) for start in world.starts("") for _ in range(16)]
-        prompts = [tokenizer.bos_token + question for question in questions]
-        lines = []
-        for call in range(CALLS):
-            config = sampling(c, seed=jax.random.key(1_000 + call))
-            output = turns.walk(c, rollout, prompts, questions, config)
-            for G in GROUPS:
-                lines += [{"G": G, "call": call} | found for found in credit(output, questions, G)]
-        table.write_text(json.dumps(lines))
-    write_csv(ASSETS / "turns_credit.csv", json.loads(table.read_text()))
+    c = settings.read(demo.Constants, [*COMMON.split(), "NUM_GENERATIONS=16"])
+    folder, hf = llama.load_hf_config(c.MODEL)
+    tokenizer = llama.load_tokenizer(folder)
+    rollout = load_llm(c, folder, hf, tokenizer).rollout
+    questions = [world.in_words(start) for start in world.starts("") for _ in range(16)]
+    prompts = [tokenizer.bos_token + question for question in questions]
+    lines = []
+    for call in range(CALLS):
+        output = turns.walk(c, rollout, prompts, questions, sampling(c, seed=jax.random.key(1_000 + call)))
+        for G in GROUPS:
+            lines += [{"G": G, "call": call} | found for found in credit(output, questions, G)]
+    write_csv(ASSETS / "turns_credit.csv", lines)
 
 
 def credit(output, questions: list[str], G: int) -> Iterator[dict[str, Any]]:
     """Correlations with A*, over all moves of these walks, in groups of G."""
     turn = turns.turns_of(output, 48)  # [N, T]
-    answers = types.SimpleNamespace(
-        texts=np.array(output.text, object).reshape(-1, G), turn=turn.reshape(-1, G, turn.shape[1])
-    )
+    texts = np.array(output.text, object).reshape(-1, G)
+    answers = types.SimpleNamespace(texts=texts, turn=turn.reshape(-1, G, turn.shape[1]))
     returns = np.array([episode.to_go[0] for episode in output.text]).reshape(-1, G)
-    samples = types.SimpleNamespace(
-        answers=answers, rewards=returns, reward_parts={"episode_return": returns}
-    )
+    parts = {"episode_return": returns}
+    samples = types.SimpleNamespace(answers=answers, rewards=returns, reward_parts=parts)
     kinds = {
         "episode": np.broadcast_to(demo.group_advantage(samples).reshape(-1, 1), turn.shape),
         "return to go": grpo_variants.turn_advantage(samples).reshape(turn.shape),
     }
-    first = [{k: episode.turn.index(k) for k in range(len(episode.rewards))} for episode in output.text]
     for kind, advantages in kinds.items():
         given, right = [], []
         for i, (question, episode) in enumerate(zip(questions, output.text, strict=True)):
             for k, (cell, move) in enumerate(moves_of(question, episode)):
-                if k in first[i]:
-                    given.append(advantages[i, first[i][k]])
+                if k < len(episode.rewards):
+                    given.append(advantages[i, episode.turn.index(k)])  # of its first token
                     right.append(OPTIMA[""][cell, move] - best("", cell))
         yield {"advantage": kind, "correlation": round(float(np.corrcoef(given, right)[0, 1]), 4),
                "moves": len(given)}  # fmt: skip
@@ -273,7 +256,7 @@ def table_of_price(curves: pd.DataFrame) -> None:
         started = time.process_time()
         _, log, tables = Q_Learning.train(c, np.random.default_rng(seed))
         seconds = time.process_time() - started
-        good = np.array([worst_of_table(Q) for Q in tables]) >= 0.95
+        good = np.array([worst_of_table(Q_Learning.grid, c, Q) for Q in tables]) >= 0.95
         at = int(np.flatnonzero(good)[0])
         moves = round(float((log[: at + 1, 3] * c.LOG_EVERY).sum()))
         lines.append({"who": "Q-learning", "seed": seed, "numbers": 64, "episodes": int(log[at, 0]),
@@ -295,16 +278,14 @@ def table_of_price(curves: pd.DataFrame) -> None:
     write_csv(ASSETS / "turns_price.csv", lines)
 
 
-def worst_of_table(Q: np.ndarray) -> float:
-    """The greedy policy's smallest share of the optimum, over the starts."""
-    shares, moves = [], list(world.MOVES.values())
-    for start in world.starts(""):
-        cell, gained, k = start, 0.0, 0
-        while cell != world.GOAL and k < 16:
-            cell = world.moved("", cell, moves[int(Q[cell[0] * 4 + cell[1]].argmax())])
-            gained += GAMMA**k * (world.GOAL_REWARD if cell == world.GOAL else world.STEP_REWARD)
-            k += 1
-        shares.append(gained / best("", start))
+def worst_of_table(grid: ModuleType, c: Any, Q: np.ndarray) -> float:
+    """The greedy policy's smallest share of the optimum, over the starts; 0 from one that leads nowhere."""
+    shares = []
+    for row, column in world.starts(""):
+        moves = grid.greedy_moves(c, Q, 4 * row + column) or 0
+        rewards = [world.STEP_REWARD] * (moves - 1) + [world.GOAL_REWARD] * bool(moves)
+        gained = sum(GAMMA**k * reward for k, reward in enumerate(rewards))
+        shares.append(gained / best("", (row, column)))
     return min(shares)
 
 

@@ -37,16 +37,17 @@ COMPILING = 3  # first steps, left out
 REPEATS = 7  # of a program on its own; the median counts
 PARTS = {
     "generation": (Llm, "generate"), "rewards": (Task, "grade"), "reference": (Llm, "reference_log_probs"),
-    "old log-probs": (Llm, "log_probs"), "update": (demo, "update"), "logging": (TrainingRun, "after"),
+    "old log-probs": (Llm, "log_probs"), "update": (demo, "update"), "logging": (TrainingRun, "finish_step"),
 }  # fmt: skip
 
 
-def train(arguments: list[str], batches: list) -> tuple[Any, Llm, list[dict[str, np.ndarray]]]:
-    """A short run of the main script that keeps its batches.
+def train(arguments: list[str]) -> tuple[Any, Llm, list[dict[str, np.ndarray]], list[demo.Batch]]:
+    """A short run of the main script.
 
-    Returns its constants and language model; of each step the wall and processor seconds [2] of its parts.
+    Returns its constants and language model; of each step the wall and processor seconds [2] of its parts;
+    the batch of each update.
     """
-    spent, place, traced = [], Llm.place, process.traced
+    spent, batches, traced = [], [], process.traced
 
     def timed(part: str, function: Callable) -> Callable:
         @functools.wraps(function)
@@ -54,6 +55,7 @@ def train(arguments: list[str], batches: list) -> tuple[Any, Llm, list[dict[str,
             started = clocks()
             result = jax.block_until_ready(function(*args, **kwargs))
             spent[-1][part] += clocks() - started
+            batches.extend(arg for arg in args if part == "update" and isinstance(arg, demo.Batch))
             return result
 
         return call
@@ -65,23 +67,17 @@ def train(arguments: list[str], batches: list) -> tuple[Any, Llm, list[dict[str,
             yield step
             spent[-1]["rest"] = clocks() - started - sum(spent[-1].values())
 
-    def kept(llm: Llm, batch: demo.Batch) -> demo.Batch:
-        batches.append(place(llm, batch))
-        return batches[-1]
-
-    # LOG_ANSWERS_EVERY=0: what is logged calls no other part
-    quiet = "EVAL_EVERY=0", "LOG_ANSWERS_EVERY=0"
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        arguments = [*arguments, f"RUN_DIR={folder}/run", *quiet]
+        # LOG_ANSWERS_EVERY=0: what is logged calls no other part
+        arguments = [*arguments, f"RUN_DIR={folder}/run", "EVAL_EVERY=0", "LOG_ANSWERS_EVERY=0"]
         c = settings.read(demo.Constants, arguments)
         c, llm, task, run = stack.enter_context(start.open_run(c, arguments, demo.reward_func, demo.TABLES))
         training = stack.enter_context(TrainingRun(c, llm, task, run, demo.evaluate))
         for part, (owner, name) in PARTS.items():
             stack.enter_context(patched(owner, name, timed(part, getattr(owner, name))))
-        stack.enter_context(patched(Llm, "place", kept))
         stack.enter_context(patched(process, "traced", between))
         demo.train(c, llm, task, training)
-    return c, llm, spent
+    return c, llm, spent, batches
 
 
 def seconds(program: Callable, *arguments: Any) -> np.ndarray:
@@ -125,16 +121,12 @@ def main() -> None:
     """Trains, compiles the parts, prints their times."""
     given = dict(argument.split("=", 1) for argument in sys.argv[1:])
     given["NUM_BATCHES"] = given.pop("STEPS", "12")
-    batches = []
-    c, llm, steps = train([f"{name}={value}" for name, value in given.items()], batches)
+    c, llm, steps, batches = train([f"{name}={value}" for name, value in given.items()])
     counted = steps[COMPILING:]
     spent = {name: np.median([step[name] for step in counted], axis=0) for name in (*PARTS, "rest")}
     mask_of = lambda tokens: np.asarray(tokens).reshape(-1, tokens.shape[-1]) != llm.pad_id  # noqa: E731
     masks = [(mask_of(batch.prompt_ids), mask_of(batch.completion_ids)) for batch in batches]
-    batch = batches[-1]
-    if c.BETA:  # its numbers do not matter here
-        batch = batch._replace(ref_log_prob=batch.sampler_log_prob)
-    forward, gradient, parameters = programs(c, llm, batch)
+    forward, gradient, parameters = programs(c, llm, batches[-1])
     whole = sum(spent.values())
     print(f"\n{f'a step, median of {len(counted)}':24s} {'wall':>8s} {'cpu':>8s}   share  (milliseconds)")
     for name, times in spent.items():

@@ -123,22 +123,30 @@ def band(runs: Sequence[Path], value: str) -> Lines:
         yield {"env_step": f"{step:g}", "mean": at.mean(), "low": at.min(), "high": at.max()}
 
 
-def paired(lines: Sequence[dict[str, Any]], changed: str, against: str) -> dict[str, Any]:
-    """Last policies of one row less those of another, seed by seed: mean, interval, how many are lower.
+def mean_of_pairs(differences: np.ndarray) -> tuple[float, float, float]:
+    """Mean of paired differences, and its 95 % interval.
 
-    The 95 % interval is the percentile bootstrap's (10,000 resamples of the seeds), which makes no guess at
-    the shape of the differences, most of them 0, and with ten seeds is a little narrow.
+    The interval is the percentile bootstrap's (10,000 resamples of the seeds), which makes no guess at the
+    shape of the differences, most of them 0, and with ten seeds is a little narrow.
     """
     import scipy.stats
 
+    if len(differences) == 1:  # SciPy wants two
+        return (differences[0],) * 3
+    interval = scipy.stats.bootstrap(
+        (differences,), np.mean, n_resamples=10_000, method="percentile", rng=np.random.default_rng(0)
+    ).confidence_interval
+    return differences.mean(), interval.low, interval.high
+
+
+def paired(lines: Sequence[dict[str, Any]], changed: str, against: str) -> dict[str, Any]:
+    """Last policies of one row less those of another, seed by seed: mean, interval, how many are lower."""
     rows = [[float(x["eval_return"]) for x in lines if x["changed"] == label] for label in (changed, against)]
     difference = np.subtract(*rows)
-    interval = scipy.stats.bootstrap(
-        (difference,), np.mean, n_resamples=10_000, method="percentile", rng=np.random.default_rng(0)
-    ).confidence_interval
+    mean, low, high = mean_of_pairs(difference)
     return {
-        "changed": changed, "against": against, "mean_difference": difference.mean(), "low": interval.low,
-        "high": interval.high, "lower": int((difference < 0).sum()), "higher": int((difference > 0).sum()),
+        "changed": changed, "against": against, "mean_difference": mean, "low": low, "high": high,
+        "lower": int((difference < 0).sum()), "higher": int((difference > 0).sum()),
     }  # fmt: skip
 
 

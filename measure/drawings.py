@@ -1,24 +1,30 @@
 """The drawings of the course: what explains, and isn't measured."""
 
 import json
+import tomllib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
+from measure import pictures
 from measure.pictures import BLUE, GREEN, GREY, ORANGE, RED, WIDE, grouped, panels, plt
 
 Point = tuple[float, float]
+PLANS = tomllib.loads((Path(__file__).parent / "drawings.toml").read_text())
+COLOURS = {"blue": BLUE, "green": GREEN, "grey": GREY, "orange": ORANGE}
 
 
 # %% Boxes and arrows -----------------------------------------------------------------------------------
-def sheet(height: float) -> tuple[plt.Figure, Axes]:
+def sheet(height: float, bottom: float = 0) -> tuple[plt.Figure, Axes]:
     """An empty picture whose unit is an inch."""
     figure = plt.figure(figsize=(WIDE, height))
     axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(0, WIDE), ylim=(0, height))
+    axes.set(xlim=(0, WIDE), ylim=(bottom, bottom + height))
     axes.axis("off")
     return figure, axes
 
@@ -50,65 +56,27 @@ def signed(number: float, digits: int = 0) -> str:
     return "0" if float(text) == 0 else text.replace("-", "−")
 
 
+def plan(height: float, items: Sequence[Sequence[Any]], bottom: float = 0) -> plt.Figure:
+    """A drawing of drawings.toml."""
+    figure, axes = sheet(height, bottom)
+    for kind, *given in items:
+        options = given.pop() if isinstance(given[-1], dict) else {}
+        if "color" in options:
+            options = options | {"color": COLOURS[options["color"]]}
+        if kind == "box":
+            given[3] = COLOURS[given[3]]
+        {"say": say, "box": box, "arrow": arrow}[kind](axes, *given, **options)
+    return figure
+
+
+def drawn(name: str, *tables: Path) -> plt.Figure:
+    """The picture that a study.toml names: of drawings.toml, or a function here or in pictures.py."""
+    if name in PLANS:
+        return plan(**PLANS[name])
+    return (getattr(pictures, name, None) or globals()[name])(*tables)
+
+
 # %% The drawings ---------------------------------------------------------------------------------------
-def course_map() -> plt.Figure:
-    """Five chapters: what each learns, who says whether an action was good, and what that costs."""
-    figure, axes = sheet(5.6)
-    axes.set_ylim(-0.25, 5.35)
-    steps = (
-        ("1 Q-learning", "a table\n64 numbers", "the table itself", "every cell must\nbe visited"),
-        ("2 DQN", "a network\n4,610 weights", "the network's\nnext estimate", "moving targets:\nunstable"),
-        ("3 REINFORCE, PPO", "policy and critic\n9,027 weights", "the critic, which\nlearns along",
-         "a second network"),
-        ("4 GRPO by hand", "a policy\n118,282 weights", "the mean of\neight guesses",
-         "eight guesses\nper image"),
-        ("5 GRPO on a Llama", "a language model\n0.3 M to 8 billion", "the mean of\neight answers",
-         "eight answers\nper question"),
-    )  # fmt: skip
-    columns = {"what is learned": (1.0, BLUE), "who says whether\nan action was good": (2.95, ORANGE),
-               "the price": (4.9, GREY)}  # fmt: skip
-    for words, (x, colour) in columns.items():
-        say(axes, x, 5.1, words, color=colour, weight="bold")
-    for i, (title, *words) in enumerate(steps):
-        y = 4.32 - 0.98 * i
-        say(axes, 0.05, y + 0.42, title, ha="left", weight="bold")
-        for text, (x, colour) in zip(words, columns.values(), strict=True):
-            box(axes, (x, y), (1.8, 0.52), text, colour)
-    say(axes, 3, -0.1, "last part: a mesh splits the model across many chips", color=GREEN)
-    return figure
-
-
-def agent_environment() -> plt.Figure:
-    """The loop, with a game of coins and enemies."""
-    figure, axes = sheet(2.9)
-    box(axes, (1.05, 1.45), (1.9, 0.9), "agent\nthe player who decides", BLUE)
-    box(axes, (4.95, 1.45), (1.9, 0.9), "environment\nthe level of the game", ORANGE)
-    arc = "arc3,rad=-0.35"
-    arrow(axes, (1.05, 1.9), (4.95, 1.9), connectionstyle=arc)
-    arrow(axes, (4.95, 1.0), (1.05, 1.0), connectionstyle=arc)
-    say(axes, 3, 2.42, "action: step left")
-    say(axes, 3, 0.62, "reward: coin +10, enemy −50", color=GREEN)
-    say(axes, 3, 0.14, "next state: x = 3, y = 7")
-    return figure
-
-
-def actor_critic() -> plt.Figure:
-    """Who tells whom what."""
-    figure, axes = sheet(3.4)
-    box(axes, (0.85, 1.7), (1.6, 0.9), "environment\nthe cart pole", ORANGE)
-    box(axes, (4.3, 2.85), (1.9, 0.8), "actor\nleft or right?", BLUE)
-    box(axes, (4.3, 0.6), (1.9, 0.9), "critic\nhow much can we\nexpect from here?", GREEN)
-    arrow(axes, (1.65, 1.95), (3.35, 2.7))
-    arrow(axes, (1.65, 1.45), (3.35, 0.7))
-    arrow(axes, (3.35, 3.05), (0.85, 2.15), connectionstyle="arc3,rad=0.25")
-    arrow(axes, (4.3, 1.05), (4.3, 2.45), color=GREEN, lw=2)
-    say(axes, 2.75, 2.1, "state")
-    say(axes, 2.0, 0.8, "state, reward")
-    say(axes, 1.6, 3.1, "action")
-    say(axes, 4.42, 1.75, "advantage: better or\nworse than expected", ha="left", fontsize=10)
-    return figure
-
-
 # An episode of eight steps, then terminated: what each brought, and what the critic had promised before it.
 REWARDS = np.array([0, 1, 0, 1, 0, 1, 0, 5])
 PROMISES = np.array([6, 5, 6, 7, 6, 4, 2, 3])
@@ -237,31 +205,6 @@ def values_crawl(table: Path) -> plt.Figure:
     return figure
 
 
-def stack() -> plt.Figure:
-    """Who calls whom when the language model is trained, down to the chips."""
-    figure, axes = sheet(5.6)
-    box(axes, (3, 5.2), (2.7, 0.62), "grpo_llama3_1_8b_demo.py\nloop, advantage, loss, update", BLUE)
-    box(axes, (0.75, 5.2), (1.3, 0.62), "Grain\nthe questions", GREY)
-    box(axes, (5.25, 5.2), (1.3, 0.62), "reward_func.py\nthe points", GREEN, fontsize=10)
-    llm = "model/llm.py\nmodels on chips,\nweights for the sampler"
-    box(axes, (1.5, 4.05), (2.8, 0.8), llm, ORANGE)
-    box(axes, (0.98, 2.8), (1.8, 0.9), "Tunix: generation\nmodel/rollout.py\nvLLM (TPU)", ORANGE)
-    box(axes, (3.0, 2.8), (1.95, 0.9), "MaxText: the Llama\npolicy (trained)\nreference (frozen)", ORANGE)
-    box(axes, (5.05, 2.8), (1.75, 0.9), "Optax, Orbax\nweight updates,\ncheckpoints", GREY)
-    box(axes, (3, 1.65), (5.85, 0.5), "JAX and XLA: one program, whatever the chips", BLUE)
-    box(axes, (3, 1.02), (5.85, 0.5), "mesh and axis rules: which piece lies on which chip", GREEN)
-    for x, chips in ((1.03, "CPU: your laptop"), (3, "TPU: 4, 8, 32 chips"), (4.97, "GPU")):
-        box(axes, (x, 0.4), (1.88, 0.46), chips, GREY)
-    for start, end in (
-        ((1.4, 5.2), (1.65, 5.2)), ((4.35, 5.28), (4.6, 5.28)), ((4.6, 5.12), (4.35, 5.12)),
-        ((2.4, 4.89), (2.2, 4.45)), ((3.5, 4.89), (3.2, 3.25)), ((4.1, 4.89), (4.9, 3.25)),
-        ((1.1, 3.65), (1.0, 3.25)), ((2.3, 3.65), (2.5, 3.25)),
-        *(((x, 2.35), (x, 1.9)) for x in (0.98, 3.0, 5.05)),
-    ):  # fmt: skip
-        arrow(axes, start, end)
-    return figure
-
-
 def memory(table: Path) -> plt.Figure:
     """What PPO and GRPO keep on the chip, at 8 billion parameters in bfloat16."""
     row = pd.read_csv(table, index_col="network").loc["8 billion, bfloat16, reference in bfloat16"]
@@ -282,30 +225,6 @@ def memory(table: Path) -> plt.Figure:
     axes.set_yticks([0, 1], ["GRPO", "PPO"], fontsize=11)
     axes.set(xlim=(0, 172), xlabel="GB, 8 billion parameters in bfloat16, without activations")
     axes.set_title("The critic is nearly half of PPO's memory; GRPO has none")
-    return figure
-
-
-def mesh_4x2() -> plt.Figure:
-    """A list of eight chips becomes a grid; what each axis cuts, and what travels along it."""
-    figure, axes = sheet(4.5)
-    say(axes, 0.1, 4.32, "a list of eight chips", ha="left")
-    for i in range(8):
-        box(axes, (0.3 + 0.42 * i, 3.98), (0.36, 0.36), f"c{i}", GREY, fontsize=9.5)
-    arrow(axes, (1.77, 3.75), (2.45, 3.3), connectionstyle="arc3,rad=0.3")
-    for row in range(4):
-        y = 2.95 - 0.68 * row
-        for column in range(2):
-            box(axes, (3.4 + 1.25 * column, y), (0.85, 0.48), f"c{2 * row + column}", (BLUE, ORANGE)[column])
-        say(axes, 2.9, y, f"data {row}", ha="right")
-        arrow(axes, (3.83, y), (4.22, y), arrowstyle="<|-|>")
-    for column, half in enumerate(("left half", "right half")):
-        say(axes, 3.4 + 1.25 * column, 3.36, f"model {column}")
-        say(axes, 3.4 + 1.25 * column, 0.4, f"{half}\nof the weights", fontsize=10)
-    arrow(axes, (5.25, 3.1), (5.25, 0.75), arrowstyle="<|-|>", color=GREEN, lw=2)
-    say(axes, 5.65, 1.93, "along\ndata:\nsum of\ngradients\nonce per\nstep", fontsize=10, color=GREEN)
-    say(axes, 4.6, 3.85, "along model:\nactivations, in every layer", fontsize=10, va="bottom")
-    say(axes, 0.1, 2.7, "each row of chips\ngets a quarter\nof the batch", ha="left")
-    say(axes, 0.1, 1.6, "each column keeps\none half of the\nweights: all four\nkeep the same", ha="left")
     return figure
 
 

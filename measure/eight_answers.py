@@ -17,28 +17,20 @@ QUESTION = "Tom has 14 coins and gives away 7. How many coins are left?"  # in s
 KEPT = ("text", "reward", "advantage", "pieces", "log_prob")  # points, standard deviations, tokens, nats
 
 
-def transcript(run: Path) -> dict:
-    """The group of QUESTION in a run's first step, and the texts of eight answers of its last checkpoint."""
-    lines = map(json.loads, (run / "answers.jsonl").read_text().splitlines())
-    [group] = [line for line in lines if line["step"] == 1 and line["question"] == QUESTION]
-    with tempfile.TemporaryDirectory() as folder:
-        asked, answered = Path(folder) / "asked.jsonl", Path(folder) / "answered.jsonl"
+def main() -> None:
+    """Runs the main job, asks its last checkpoint the same question, and writes the file."""
+    with tempfile.TemporaryDirectory() as name:
+        run, asked, answered = (Path(name, part) for part in ("run", "asked.jsonl", "answered.jsonl"))
+        subprocess.run([sys.executable, FOLDER / "grpo_llama3_1_8b_demo.py", f"RUN_DIR={run}"], check=True)
+        lines = map(json.loads, (run / "answers.jsonl").read_text().splitlines())
+        [group] = [line for line in lines if line["step"] == 1 and line["question"] == QUESTION]
         asked.write_text(json.dumps({"question": QUESTION, "answer": f"#### {group['answer']}"}))
         words = [f"CHECKPOINT={run}", f"INPUT={asked}", f"OUTPUT={answered}", "SAMPLES=8"]
         subprocess.run([sys.executable, FOLDER / "inference.py", *words], check=True)
-        after = json.loads(answered.read_text())
+        after = json.loads(answered.read_text())["completions"]
     before = [{name: c[name] for name in KEPT} for c in group["completions"]]
-    answers = {"before": before, "after": after["completions"]}
-    return {"question": QUESTION, "answer": group["answer"]} | answers
-
-
-def main() -> None:
-    """Runs the main job and writes the file."""
-    with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder, "run")
-        subprocess.run([sys.executable, FOLDER / "grpo_llama3_1_8b_demo.py", f"RUN_DIR={run}"], check=True)
-        text = json.dumps(transcript(run), indent=1)
-    (FOLDER / "assets" / "eight_answers.json").write_text(f"{text}\n")
+    answers = {"question": QUESTION, "answer": group["answer"], "before": before, "after": after}
+    (FOLDER / "assets" / "eight_answers.json").write_text(json.dumps(answers, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -61,16 +61,16 @@ def imported(tree: ast.Module, places: Sequence[Path]) -> Iterator[Path]:
                 yield found
 
 
-def code_of(script: Path, edits: Edits = (), root: Path = ROOT) -> str:
-    """A digest of a script and of the local modules that it imports, as they are with `edits`."""
-    texts, seen, waiting = edited(script.parent, edits), {}, [script]
-    places = (script.parent, root, root / "5_GRPO_Maxtext")
+def code_of(script: Path) -> str:
+    """A digest of a script and of the local modules that it imports."""
+    seen, waiting = {}, [script]
+    places = (script.parent, ROOT, ROOT / "5_GRPO_Maxtext")
     while waiting:
         path = waiting.pop()
         if path not in seen:
-            seen[path], imports = parsed(texts.get(path) or path.read_text(), places)
+            seen[path], imports = parsed(path.read_text(), places)
             waiting += imports
-    return digest({str(path.relative_to(root)): text for path, text in seen.items()})
+    return digest({str(path.relative_to(ROOT)): text for path, text in seen.items()})
 
 
 @functools.cache

@@ -128,11 +128,6 @@ def key_below(figure: plt.Figure, axes: plt.Axes, columns: int = 2) -> plt.Figur
     return figure
 
 
-def returns_of(table: Path) -> dict[str, np.ndarray]:
-    """The seeds' last policies, by what was changed."""
-    return {label: rows.eval_return for label, rows in grouped(pd.read_csv(table), "changed").items()}
-
-
 def by_seed(groups: dict[str, tuple[np.ndarray, str]], height: float) -> tuple[plt.Figure, plt.Axes]:
     """A line for each row of a study, a dot for each seed's last policy, and a word at the right."""
     figure, [axes] = panels(1, height=height * len(groups) + 0.9)
@@ -190,10 +185,10 @@ dqn_curve = of_log("2_Cart_Pole_DQN", "draw_learning_curve")
 
 def seeds_of_dqn(table: Path) -> plt.Figure:
     """Last policies of the rows where not every seed is solved."""
-    groups = returns_of(table)
-    solved = {label: (returns >= 475).sum() for label, returns in groups.items()}
-    rows = sorted((label for label in groups if solved[label] < 10), key=solved.get)
-    shown = {label.replace(" ", "\n"): (groups[label], f"{solved[label]} of 10") for label in rows}
+    returns = pd.read_csv(table).groupby("changed", sort=False).eval_return
+    solved = returns.agg(lambda values: (values >= 475).sum()).sort_values(kind="stable")
+    shown = {label.replace(" ", "\n"): (returns.get_group(label), f"{count} of 10")
+             for label, count in solved.items() if count < 10}  # fmt: skip
     figure, axes = by_seed(shown, height=0.6)
     axes.axvline(475, color=GREEN, linewidth=1)
     axes.set(xlim=(0, 510), xticks=range(0, 501, 100), title="What fails: seeds solved (475 or more)")
@@ -229,14 +224,12 @@ def clipped_objective() -> plt.Figure:
 
 def seeds_of_ppo(table: Path) -> plt.Figure:
     """Last policies of the rows that do worse."""
-    groups = returns_of(table)
-    rows = sorted(groups, key=lambda label: groups[label].mean())
-    rows = [label for label in rows if groups[label].mean() < -170] + ["unchanged"]
-    shown = {}
-    for label in rows:
+    returns, shown = pd.read_csv(table).groupby("changed", sort=False).eval_return, {}
+    means = returns.mean().sort_values(kind="stable")
+    for label in [*means[means < -170].index, "unchanged"]:
         steps, *others = label.split()
         words = f"the textbook's constants\n{steps}" if len(others) > 2 else label.replace(" ", "\n")
-        shown[words] = -groups[label], f"−{-groups[label].mean():.0f}"
+        shown[words] = -returns.get_group(label), f"−{-means[label]:.0f}"
     figure, axes = by_seed(shown, height=0.48)
     ticks = [150, 300, 600, 1200]
     axes.set(xscale="log", xlim=(1700, 125), title="What does worse, and the mean of ten seeds")

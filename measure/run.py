@@ -17,7 +17,6 @@ import io
 import itertools
 import json
 import os
-import queue
 import shlex
 import shutil
 import signal
@@ -44,7 +43,7 @@ from measure import columns, drawings, lock, pictures
 
 PACKAGES = ("jax", "flax", "optax", "numpy", "google-tunix", "maxtext")
 PLACES = (ROOT, ROOT / "5_GRPO_Maxtext")  # of files and folders that a command names
-NOT_COLUMNS = {"args", "script", "patches", "zh"}  # of a row
+NOT_COLUMNS = {"args", "script", "patches"}  # of a row
 OF_THE_MACHINE = ["seconds", "compile_seconds", "seconds_of_all_seeds", "seconds_per_step", "date", "machine"]
 
 
@@ -65,8 +64,7 @@ class Run:
 
     def folder(self, runs: Path) -> Path:
         """Where it is, or will be."""
-        code = lock.code_of(self.source(), self.edits)
-        return runs / f"{self.script.stem}_{lock.digest(code, self.given())}"
+        return runs / f"{self.script.stem}_{lock.digest(lock.code_of(self.source()), self.given())}"
 
     def source(self) -> Path:
         """The file whose code decides: of `tool.py NAME` the tool."""
@@ -159,8 +157,8 @@ def jobs() -> list[Job]:
 def drawn_with() -> str:
     """A digest of all code that draws: to draw everything anew takes half a minute."""
     paths = [*ROOT.glob("*/pictures.py"), ROOT / "measure" / "drawings.py"]
-    words = (ROOT / "measure" / "chinese.toml").read_text()
-    return lock.digest([lock.code_of(path) for path in sorted(paths)], words)
+    data = [(ROOT / "measure" / f"{name}.toml").read_text() for name in ("chinese", "drawings")]
+    return lock.digest([lock.code_of(path) for path in sorted(paths)], data)
 
 
 # %% Running --------------------------------------------------------------------------------------------
@@ -178,15 +176,15 @@ def filled(words: Sequence[str], places: dict[str, str]) -> list[str]:
     return new
 
 
-def perform(run: Run, places: dict[str, str], runs: Path, core: int | None, started: list) -> Path:
-    """The run's folder; runs it, unless it has been. measured.json, written last, says that it's complete.
+def perform(run: Run, places: dict[str, str], runs: Path, machine: str, started: list) -> None:
+    """Runs it, unless it has been. measured.json, written last in its folder, says that it's complete.
 
     Its process joins `started`: in a session of its own, Ctrl-C doesn't reach it, or it would end early and
     write a result.
     """
     folder = run.folder(runs)
     if (folder / "measured.json").exists():
-        return folder
+        return
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     script = run.script
@@ -203,7 +201,6 @@ def perform(run: Run, places: dict[str, str], runs: Path, core: int | None, star
         process = subprocess.Popen(
             words, cwd=ROOT, stdout=said, stderr=subprocess.STDOUT, start_new_session=True,
             env=os.environ | {"JAX_COMPILATION_CACHE_DIR": cache},
-            preexec_fn=None if core is None else lambda: os.sched_setaffinity(0, {core}),
         )  # fmt: skip
         started.append(process)
         _, status, usage = os.wait4(process.pid, 0)
@@ -213,26 +210,23 @@ def perform(run: Run, places: dict[str, str], runs: Path, core: int | None, star
     (folder / "measured.json").write_text(json.dumps({
         "command": run.command(), "minutes": (time.perf_counter() - begun) / 60,
         "processor_seconds": round(usage.ru_utime + usage.ru_stime, 1), "date": time.strftime("%Y-%m-%d"),
-        "machine": processor(), "commit": commit(), "versions": versions(*PACKAGES),
+        "machine": machine, "commit": commit(), "versions": versions(*PACKAGES),
     }))  # fmt: skip
-    return folder
 
 
 def perform_all(runs: Sequence[Run], places: dict[str, str], store: Path, workers: int) -> None:
     """All runs, `workers` at a time, each then on a core of its own."""
-    cores, started = queue.Queue(), []
-    for core in sorted(os.sched_getaffinity(0))[:workers] if workers > 1 else [None]:
-        cores.put(core)
+    cores, started, machine = sorted(os.sched_getaffinity(0))[:workers], [], processor()
+    free = iter(cores)
 
-    def one(run: Run) -> None:
-        core = cores.get()
-        try:
-            perform(run, places, store, core, started)
-        finally:
-            cores.put(core)
+    def take_a_core() -> None:
+        """A process runs where the thread may run that starts it."""
+        if workers > 1:
+            os.sched_setaffinity(0, {next(free)})
 
-    with ThreadPoolExecutor(cores.qsize()) as pool, tqdm(total=len(runs), unit="run", disable=None) as bar:
-        for future in [pool.submit(one, run) for run in runs]:
+    pool = ThreadPoolExecutor(len(cores), initializer=take_a_core)
+    with pool, tqdm(total=len(runs), unit="run", disable=None) as bar:
+        for future in [pool.submit(perform, run, places, store, machine, started) for run in runs]:
             try:
                 future.result()
             except BaseException:
@@ -280,8 +274,7 @@ def make(job: Job, places: dict[str, str], out: Path, store: Path, workers: int)
         if "derive" in job.make:
             write_csv(targets[0], list(getattr(columns, job.make["derive"])(*sources)))
         else:
-            draw = getattr(pictures, job.make["draw"], None) or getattr(drawings, job.make["draw"])
-            pictures.save(draw(*sources), targets[0])
+            pictures.save(drawings.drawn(job.make["draw"], *sources), targets[0])
     measured = [json.loads((run.folder(store) / "measured.json").read_text())["minutes"] for run in runs]
     return sum(measured) if runs else (time.perf_counter() - started) / 60
 

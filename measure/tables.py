@@ -27,6 +27,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+import scipy.stats
+
 from measure import lock
 from measure.columns import paired, read_csv
 
@@ -37,7 +40,7 @@ Rows = Sequence[dict[str, str]]
 
 def shown(value: float, form: str) -> str:
     """A number with a real minus sign."""
-    text = f"{value + 0.0:{form}}"
+    text = f"{value:{form}}"
     if text == "nan":
         return "–"
     text = re.sub(r"^-(0\.?0*)$", r"\1", text)
@@ -65,13 +68,26 @@ def ends(rows: Rows, column: str, form: str) -> str:
     return " … ".join(dict.fromkeys(texts))
 
 
+def comparable(text: str) -> float | str:
+    """A number where it is one."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def matching(rows: Rows, conditions: Sequence[str]) -> Rows:
+    """The rows for which all of `column=value` (or !=, <=, >, >=) hold; a row of another table lacks it."""
+    for condition in conditions:
+        name, sign, value = re.fullmatch(r"([^!<>=]+)([!<>]?=|>)(.*)", condition).groups()
+        holds = {"=": op.eq, "!=": op.ne, "<=": op.le, ">": op.gt, ">=": op.ge}[sign]
+        rows = [row for row in rows if name in row and holds(comparable(row[name]), comparable(value))]
+    return rows
+
+
 def count(rows: Rows, column: str, wanted: str) -> str:
     """How many rows of all have a value: `=500`, `>=475`, `=True`."""
-    number = lambda text: float({"True": 1, "False": 0}.get(text, text))  # noqa: E731
-    sign, limit = re.fullmatch("(>?=)(.*)", wanted).groups()
-    holds = op.ge if sign == ">=" else op.eq
-    hits = sum(holds(number(row[column]), number(limit)) for row in rows if column in row)
-    return f"{hits} / {len(rows)}"
+    return f"{len(matching(rows, [column + wanted]))} / {len(rows)}"
 
 
 def size(rows: Rows, column: str, _: str) -> str:
@@ -93,24 +109,11 @@ KINDS: dict[str, Callable[[Rows, str, str], str]] = {
     "number": lambda rows, column, form: shown(values(rows, column)[0], form),
     "yes": lambda rows, column, _: "yes" if rows[0][column] == "True" else "no",
     "mean": lambda rows, column, form: shown(statistics.mean(values(rows, column)), form),
-    "max": lambda rows, column, form: shown(max(values(rows, column)), form),
     "low": lambda rows, column, form: shown(min(values(rows, column)), form),
     "mean_std": spread,
     "range": ends,
     "count": count,
 }  # fmt: skip
-
-
-def matching(rows: Rows, conditions: Sequence[str]) -> Rows:
-    """The rows for which all of `column=value`, `column!=value`, `column<=number`, `column>number` hold."""
-    for condition in conditions:
-        name, sign, value = re.fullmatch(r"(\w+)(=|!=|<=|>)(.*)", condition).groups()
-        if sign in ("=", "!="):
-            rows = [row for row in rows if (row[name] == value) == (sign == "=")]
-        else:  # a row of another table has no such column
-            rows = [row for row in rows if name in row]
-            rows = [row for row in rows if (float(row[name]) <= float(value)) == (sign == "<=")]
-    return rows
 
 
 def cell(template: str, rows: Rows, words: str, number: str) -> str:
@@ -138,15 +141,14 @@ def described(folder: Path, page: dict[str, Any], language: int) -> list[list[st
         groups = {(name,): groups[name,] for name in page["rows"]}
     columns = [(c[language], c[3] if language and len(c) > 3 else c[2]) for c in page["columns"]]
     lines = [[heading for heading, _ in columns]]
+    pairs = read_csv(folder / "assets" / page["paired"]) if "paired" in page else []
+    pairs = {pair["changed"]: pair for pair in pairs if pair["against"] == next(iter(groups))[0]}
     for i, (key, mine) in enumerate(groups.items(), start=1):
-        if "paired" in page:  # figures against the first line, from another table; the first has none
-            pairs = read_csv(folder / "assets" / page["paired"])
-            pair = [p for p in pairs if p["changed"] == key[0] and p["against"] == next(iter(groups))[0]]
-            mine = [row | pair[0] if pair else row for row in mine]
         words = page.get("words", {}).get(key[0], ["", ""])[language]
         texts = [template for _, template in columns]
-        if "paired" in page and not pair:
+        if "paired" in page and key[0] not in pairs:  # the first line is what the others are paired with
             texts[-1] = ""
+        mine = [row | pairs.get(key[0], {}) for row in mine]
         lines.append([cell(text, mine, words, f"{page.get('number', '')}{i}") for text in texts])
     if language:
         lines = [["從未" if text == "never" else text for text in line] for line in lines]
@@ -155,7 +157,7 @@ def described(folder: Path, page: dict[str, Any], language: int) -> list[list[st
     return lines
 
 
-# %% Tables that are more than figures by row -----------------------------------------------------------
+# %% Tables that are more than figures by row: lines, whose heading stands in study.toml if not here --------
 def measured_when(folder: Path, language: int) -> list[list[str]]:
     """What was measured when, from lock.json."""
     headings = "file date commit machine minutes state", "檔案 日期 commit 機器 分鐘 狀態"
@@ -177,10 +179,9 @@ def measured_when(folder: Path, language: int) -> list[list[str]]:
 
 def sixty_paired(folder: Path, language: int) -> list[list[str]]:
     """Folder 2: sixty other seeds, each row against the first, seed by seed."""
-    heading = (("changed", "last policy less that of the first row"), ("改了什麼", "最後的策略減去第一列的"))
     rows = [row | {"changed": row["command"]} for row in read_csv(folder / "assets" / "seeds.csv")]
     first, *others = dict.fromkeys(row["command"] for row in rows if "EVAL_EPISODES=30" in row["command"])
-    lines = [list(heading[language])]
+    lines = []
     for other in others:
         pair = paired(rows, other, first)
         mean, low, high = (shown(pair[name], ".1f") for name in ("mean_difference", "low", "high"))
@@ -190,13 +191,8 @@ def sixty_paired(folder: Path, language: int) -> list[list[str]]:
 
 def group_sizes(folder: Path, language: int) -> list[list[str]]:
     """Folder 4: rows with other G, and the cosine of one update's gradient with the exact one."""
-    heading = (
-        ["G", "changed", "greedy", "groups without signal", "spread of the advantages",
-         "cosine, `group_std`"],
-        ["G", "改了什麼", "貪婪", "沒有訊號的群組", "優勢的離散程度", "餘弦，`group_std`"],
-    )[language]  # fmt: skip
     compare, gradient = (read_csv(folder / "assets" / f"{name}.csv") for name in ("compare", "gradient"))
-    lines = [[*heading, "`group`", "`batch_mean`", "`leave_one_out`"]]
+    lines = []
     for size in dict.fromkeys(row["num_generations"] for row in gradient):
         rows = [row for row in compare if row["changed"].startswith(f"NUM_GENERATIONS={size} ")]
         cosine = {row["advantage"]: row["cosine"] for row in gradient if row["num_generations"] == size}
@@ -209,31 +205,36 @@ def group_sizes(folder: Path, language: int) -> list[list[str]]:
 
 
 def peers(folder: Path, language: int) -> list[list[str]]:
-    """Ours beside other libraries, from benchmarks/*_against_peers.csv."""
-    import against_peers
+    """Ours beside other libraries. Seconds are the commands' mean, ± is the sample standard deviation.
 
+    The interval is Student's, 95 % for the mean over the seeds: wide for three, and blind to the fact that no
+    return exceeds 500. Steps and seconds to the threshold are the median of the seeds that reach it.
+    """
     name = "dqn" if folder.name.startswith("2") else "ppo"
-    heading = (
-        ["who", "environment steps", "seeds", "wall", "processor", "of it compiling", "last policy",
-         "95 % interval", "reach it", "steps to it", "seconds to it"],
-        ["誰", "環境步數", "種子", "實際經過時間", "處理器時間", "其中編譯", "最後的策略", "95 % 信賴區間",
-         "達標種子數", "達標步數", "達標秒數"],
-    )[language]  # fmt: skip
-    rows = read_csv(ROOT / "benchmarks" / f"{name}_against_peers.csv")
-    lines = against_peers.table(rows)
-    return [heading, *([part.strip() for part in line.strip("| ").split(" | ")] for line in lines)]
+    rows, lines = pd.read_csv(ROOT / "benchmarks" / f"{name}_against_peers.csv"), []
+    for who, own in rows.groupby("who", sort=False):
+        mean, std = own.eval_return.mean(), own.eval_return.std()
+        half = scipy.stats.t.ppf(0.975, len(own) - 1) * std / len(own) ** 0.5
+        times = [own[name].mean() for name in ("seconds", "processor_seconds", "compile_seconds")]
+        times = ["-" if pd.isna(value) else f"{value:.1f} s" for value in times]
+        reached = own.dropna(subset="env_steps_to_threshold")
+        steps, seconds = reached.env_steps_to_threshold.median(), reached.seconds_to_threshold.median()
+        lines.append([
+            who, f"{own.env_steps.iloc[0]:,}",
+            f"{len(own)} {'together' if own.seeds_together.iloc[0] > 1 else 'in turn'}",
+            *times, f"{shown(mean, '.1f')} ± {std:.1f}",
+            f"{shown(mean - half, '.1f')} … {shown(mean + half, '.1f')}", f"{len(reached)} / {len(own)}",
+            *((f"{steps:,.0f}", f"{seconds:.1f} s") if len(reached) else ("-", "−")),
+        ])  # fmt: skip
+    return lines
 
 
 def methods(folder: Path, language: int) -> list[list[str]]:
     """Folder 5: every method."""
     import methods as study
-    import pandas as pd
 
     files = [folder / "assets" / f"methods{name}.csv" for name in ("", "_curves")]
-    english, *lines = study.table(*map(pd.read_csv, files))
-    chinese = ["方法", "評過的回答", "pass@1", "pass@8", "pass@64", "貪婪", "熵", "長度",
-               "到最佳的 90 % 所需的回答", "pass@1 減去對照方法的"]  # fmt: skip
-    return [chinese if language else english, *lines]
+    return study.table(*map(pd.read_csv, files))[1:]
 
 
 def transcript(folder: Path, language: int) -> list[list[str]]:
@@ -292,7 +293,8 @@ def filled(page: Path) -> str:
             _, file, kinds = name.split(":")
             lines = constants((folder / file).read_text(), kinds.split("+"), found[2], language)
         elif name in SPECIAL:
-            lines = SPECIAL[name](folder, language)
+            heading = [column[language] for column in pages.get(name, {}).get("columns", [])]
+            lines = [*[heading] * bool(heading), *SPECIAL[name](folder, language)]
         else:
             lines = described(folder, pages[name], language)
         return f"<!-- table {name} -->\n\n{markdown(lines)}\n\n<!-- end -->"

@@ -28,16 +28,10 @@ def run(mutant: dict[str, str], copy: Path) -> str:
     if text.count(mutant["old"]) != 1:
         return f"NOT IN THE FILE ONCE ({text.count(mutant['old'])})"
     path.write_text(text.replace(mutant["old"], mutant["new"]))
-    words = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", f"tests/{mutant['test']}"]
-    words += ["-k", mutant["k"]] if "k" in mutant else []
+    words = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider"]
+    words += [f"tests/{mutant['test']}", *(["-k", mutant["k"]] if "k" in mutant else [])]
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", *words],
-            cwd=copy,
-            env=VARIABLES,
-            capture_output=True,
-            timeout=SECONDS,
-        )
+        done = subprocess.run(words, cwd=copy, env=VARIABLES, capture_output=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
         return "killed"
     finally:

@@ -8,6 +8,8 @@ import grpo_step_against_trl
 import numpy as np
 import pytest
 import where_the_step_goes
+from machine import write_csv
+from measure import tables
 
 
 def test_a_prompt_that_is_shared_counts_once():
@@ -18,19 +20,23 @@ def test_a_prompt_that_is_shared_counts_once():
     assert where_the_step_goes.useful_share(masks, 2) == (7 / 8, 5 / 8, 12 / 16)
 
 
+def test_the_timed_parts_of_a_step_are_there():
+    assert all(hasattr(owner, name) for owner, name in where_the_step_goes.PARTS.values())
+
+
 def test_of_a_training_only_the_steps_that_count_are_counted(tmp_path):
-    rows = "seconds,reward\n90.0,0\n80.0,1\n3.0,2\n1.0,3\n2.0,4\n"
-    code = f"from sys import *; open(argv[1], 'w').write({rows!r}); print('the end'); exit(len(argv) - 2)"
-    command = [sys.executable, "-c", code, tmp_path / "log.csv"]
-    found = grpo_step_against_trl.watched(command, tmp_path / "log.csv", steps=5, warm_up=2)
-    assert found["seconds"] == 2.0 and found["first_reward"] == 0.0 and found["last_reward"] == 2.0
-    assert found["output"] == "the end\n"
+    rows, log = "seconds,reward\n90.0,0\n80.0,1\n3.0,2\n1.0,3\n2.0,4\n", tmp_path / "log.csv"
+    code = f"from sys import *; open(argv[1], 'w').write({rows!r}); print('the end'); exit('FAIL=1' in argv)"
+    command, given = [sys.executable, "-c", code, log], {"NUM_BATCHES": 5}
+    found, output = grpo_step_against_trl.watched(command, given, log, warm_up=2)
+    assert [found[k] for k in ("seconds_per_step", "first_reward", "last_reward")] == [2.0, 0.0, 2.0]
+    assert output == "the end\n"
     with pytest.raises(RuntimeError, match="exit code 1"):
-        grpo_step_against_trl.watched([*command, "fail"], tmp_path / "log.csv", steps=5, warm_up=2)
+        grpo_step_against_trl.watched(command, given | {"FAIL": 1}, log, warm_up=2)
 
 
-def test_a_row_of_a_peer_by_hand():
-    entry = against_peers.Entry("somebody", "peer.py", 2)
+def test_a_row_of_a_peer_by_hand(tmp_path, monkeypatch):
+    entry = against_peers.Entry("somebody", "peer", 2)
     result = {
         "version": "0.1", "env_steps": 300, "seconds": 5.0, "processor_seconds": 4.0, "compile_seconds": 1.0,
         "eval_return": [480.0, 100.0],
@@ -39,8 +45,11 @@ def test_a_row_of_a_peer_by_hand():
     rows = against_peers.rows_of(entry, [0, 1], result, 475)
     reached = [(row["env_steps_to_threshold"], row["seconds_to_threshold"]) for row in rows]
     assert reached == [(200, 3.0), ("", "")]
-    [line] = against_peers.table(rows)
+    (tmp_path / "benchmarks").mkdir()
+    write_csv(tmp_path / "benchmarks" / "dqn_against_peers.csv", rows)
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    [line] = tables.peers(tmp_path / "2_Cart_Pole_DQN", 0)
     half = 12.7062 * math.sqrt(2 * 190**2) / math.sqrt(2)  # Student's t of one degree of freedom, 97.5 %
     interval = f"{290 - half:.1f} … {290 + half:.1f}".replace("-", "−")
-    cells = "| somebody | 300 | 2 together | 5.0 s | 4.0 s | 1.0 s | 290.0 ± 268.7 |"
-    assert line == f"{cells} {interval} | 1 / 2 | 200 | 3.0 s |"
+    cells = ["somebody", "300", "2 together", "5.0 s", "4.0 s", "1.0 s", "290.0 ± 268.7"]
+    assert line == [*cells, interval, "1 / 2", "200", "3.0 s"]

@@ -70,11 +70,10 @@ def test_the_labels_of_chinese_pictures_are_chinese_but_for_names():
         assert labels and not (english if path.stem.endswith("_ch") else chinese), path
 
 
-@pytest.mark.parametrize("name", ["overestimation", "values_crawl", "accuracy"])
+@pytest.mark.parametrize("name", ["overestimation", "values_crawl", "accuracy", "course_map"])
 def test_a_picture_is_drawn_from_its_table_as_it_is_committed(name, tmp_path):
     [job] = [j for j in run.jobs() if j.make["files"][0] == f"{name}.svg"]
-    draw = getattr(pictures, job.make["draw"], None) or getattr(drawings, job.make["draw"])
-    pictures.save(draw(*job.sources()), tmp_path / f"{name}.svg")
+    pictures.save(drawings.drawn(job.make["draw"], *job.sources()), tmp_path / f"{name}.svg")
     for path in job.products():
         assert path.read_text() == (tmp_path / path.name).read_text()
 

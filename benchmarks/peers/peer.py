@@ -1,11 +1,11 @@
 """What the scripts of the peers share. Each runs in a Python of its own, with numpy and gymnasium.
 
-Arguments of those scripts: SEEDS=0,1,2 (trained together where the peer can), STEPS=5000 (instead of its own
-number of environment steps), CHECKOUT=path where the peer is a repository and no package. Last line: a JSON
-object, see `finish`.
+Arguments of those scripts: ENV=CartPole-v1 or Pendulum-v1, SEEDS=0,1,2 (trained together where the peer can),
+STEPS=5000 (instead of its own number of environment steps), CHECKOUT=path where the peer is a repository and
+no package. Last line: a JSON object, see `finish`.
 """
 
-import ast
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -19,16 +19,11 @@ sys.path.insert(1, str(Path(__file__).resolve().parent.parent))
 from machine import clocks, commit  # noqa: F401  (the scripts' too)
 
 
-def argument(name: str) -> str:
-    """NAME=value's value on the command line."""
-    return dict(word.split("=", 1) for word in sys.argv[1:])[name]
-
-
-def options() -> tuple[list[int], int, Path]:
-    """Seeds, environment steps (0: the peer's own number) and checkout, from the command line."""
+def options() -> tuple[str, list[int], int, Path]:
+    """Environment, seeds, its steps (0: the peer's own number) and checkout, from the command line."""
     given = dict(argument.split("=", 1) for argument in sys.argv[1:])
     seeds = [int(seed) for seed in given.get("SEEDS", "0").split(",")]
-    return seeds, int(given.get("STEPS", "0")), Path(given.get("CHECKOUT", ".")).resolve()
+    return given["ENV"], seeds, int(given.get("STEPS", "0")), Path(given.get("CHECKOUT", ".")).resolve()
 
 
 class Clock:
@@ -52,14 +47,6 @@ def trained(train: Callable, rngs: Any) -> tuple[Any, dict[str, float], float]:
     return result, clock.read(), compile_seconds
 
 
-def config_of(path: Path) -> dict[str, Any]:
-    """The settings of a script that has them as `config = {...}`."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "config":
-            return ast.literal_eval(node.value)
-    raise ValueError(f"{path}: no `config = {{...}}`")
-
-
 def judge(env_id: str, policy: Callable[[np.ndarray], np.ndarray], episodes: int = 100) -> float:
     """Mean return of a policy, in the episodes that our scripts are judged by: episode i is of seed i.
 
@@ -77,6 +64,14 @@ def judge(env_id: str, policy: Callable[[np.ndarray], np.ndarray], episodes: int
             if terminated or truncated:
                 playing.remove(i)
     return float(total.mean())
+
+
+def judge_each(env_id: str, greedy: Callable, policies: Any, seeds: int) -> list[float]:
+    """`judge` for each seed of `policies`, a tree of [seeds, ...]; `greedy` takes one and observations."""
+    import jax
+
+    trees = [jax.tree_util.tree_map(lambda leaf, i=i: leaf[i], policies) for i in range(seeds)]
+    return [judge(env_id, functools.partial(greedy, tree)) for tree in trees]
 
 
 def finish(

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import peer
 from rejax import get_algo
 
-env = peer.argument("ENV")
-seeds, steps, _ = peer.options()
+env, seeds, steps, _ = peer.options()
 if env == "CartPole-v1":
     name, total, interval = "dqn", steps or 100_000, steps // 2 or 2_500
     every = interval
@@ -60,6 +59,5 @@ def greedy(state, obs):
     return quiet.actor.apply(state.actor_ts.params, obs, method="_action_dist").loc
 
 
-policies = [jax.tree.map(lambda leaf, i=i: leaf[i], states) for i in range(len(seeds))]
-eval_return = [peer.judge(env, lambda obs, state=state: greedy(state, obs)) for state in policies]
+eval_return = peer.judge_each(env, greedy, states, len(seeds))
 peer.finish(f"rejax {version('rejax')}", env_steps, measured, eval_return, curves, compile_seconds)

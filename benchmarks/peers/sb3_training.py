@@ -27,8 +27,7 @@ class Log(BaseCallback):
             self.rows.append((self.num_timesteps, self.clock.read()["seconds"], float(sum(returns)) / 100))
 
 
-env = peer.argument("ENV")
-[seed], steps, _ = peer.options()
+env, [seed], steps, _ = peer.options()
 torch.set_num_threads(1)
 log = Log(peer.Clock())
 if env == "CartPole-v1":
