@@ -15,6 +15,7 @@ from pydantic import Field
 Count = Annotated[int, Field(ge=1, lt=10**9)]
 Size = Annotated[int, Field(ge=1, le=10_000)]  # of an array, or copies of something: memory is the limit
 TwoOrMore = Annotated[int, Field(ge=2, le=10_000)]
+UpTo64 = Annotated[int, Field(ge=1, le=64)]  # each is compiled on its own
 Positive = Annotated[float, Field(gt=0, le=1e9)]
 PositiveOrInf = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0, le=1e9)]

@@ -9,8 +9,9 @@ import numpy as np
 import optax
 import pytest
 import scipy.special
+import scipy.stats
 from flax import nnx
-from folders import forward, load, params
+from folders import forward, learning_rates, load, params
 from jax.flatten_util import ravel_pytree
 
 reinforce, ppo, pendulum = (load("3_Pendulum", name) for name in ("reinforce", "ppo", "pendulum"))
@@ -49,14 +50,10 @@ def policy_of(script, actor, obs):
     return SimpleNamespace(mean=2 * np.tanh(found[..., 0]), sigma=0.05 + np.logaddexp(0, found[..., 1]))
 
 
-def log_density(x, mean, sigma):
-    return -0.5 * ((x - mean) / sigma) ** 2 - np.log(sigma) - 0.5 * np.log(2 * np.pi)
-
-
 def log_prob_of(script, policy, action):
     if script is ppo:
         return np.take_along_axis(policy.log_probs, np.asarray(action)[..., None], axis=-1)[..., 0]
-    return log_density(np.asarray(action, np.float64), policy.mean, policy.sigma)
+    return scipy.stats.norm.logpdf(np.asarray(action, np.float64), policy.mean, policy.sigma)
 
 
 def moved_batch(script, actor, size=4096):
@@ -99,7 +96,7 @@ def brute_force_gae(reward, value, next_value, terminated, truncated, gamma, lam
 
 
 @pytest.mark.parametrize("gamma, lam", [(0.98, 0.85), (0.9, 1.0), (0.99, 0.0), (0.0, 0.5)])
-def test_gae_equals_the_brute_force_sum(script, gamma, lam):
+def test_gae_equals_the_brute_force_sum(gamma, lam):
     """Ends of both kinds, at times both at once; next values that differ from the next row's at every end."""
     rng = np.random.default_rng(int(100 * lam))
     reward, value, other = rng.normal(size=(3, 3, 40)).astype(np.float32)
@@ -110,7 +107,7 @@ def test_gae_equals_the_brute_force_sum(script, gamma, lam):
     arrays = reward, value, next_value, terminated, truncated
     # float32 sums of up to 40 terms of size about 1
     by_hand = brute_force_gae(*arrays, gamma, lam)
-    np.testing.assert_allclose(script.gae(*map(jnp.asarray, arrays), gamma, lam), by_hand, atol=1e-5)
+    np.testing.assert_allclose(ppo.gae(*map(jnp.asarray, arrays), gamma, lam), by_hand, atol=1e-5)
 
 
 @pytest.mark.parametrize("normalize", [True, False])
@@ -181,24 +178,14 @@ def test_the_torque_starts_wide_and_centred_and_keeps_to_its_limits():
         np.testing.assert_allclose(pendulum.policy(agent.actor, obs).scale, 0.05)
 
 
-@pytest.mark.parametrize("script, share", [(ppo, 1.0), (pendulum, 0.0), (pendulum, 0.25)])
+@pytest.mark.parametrize("script, share", [(ppo, 1.0), (pendulum, 0.25)])
 def test_the_learning_rates(script, share):
-    """Adam's step under a constant gradient is the learning rate itself: read it off the weights."""
     falling = [f"LEARNING_RATE_END={share}"] * (script is pendulum)
     c, agent = agent_of(script, "NUM_STEPS=1500", "NUM_EPOCHS=2", *falling)  # 20 updates
-    for network, optimizer, rate in (
-        (agent.actor, agent.actor_optimizer, c.ACTOR_LEARNING_RATE),
-        (agent.critic, agent.critic_optimizer, c.CRITIC_LEARNING_RATE),
-    ):
-        ones = jax.tree.map(jnp.ones_like, nnx.state(network, nnx.Param))
-        moved = []
-        update = nnx.jit(lambda optimizer, network, ones=ones: optimizer.update(network, ones))
-        for _ in range(21):
-            before = params(network)[0]
-            update(optimizer, network)
-            moved.append((before - params(network)[0]).mean())
+    for name, rate in (("actor", c.ACTOR_LEARNING_RATE), ("critic", c.CRITIC_LEARNING_RATE)):
+        rates, optimizer = learning_rates(getattr(agent, f"{name}_optimizer"), getattr(agent, name), 21)
         # differences of float32
-        np.testing.assert_allclose(moved, rate * np.linspace(1, share, 21), rtol=1e-2, atol=1e-3 * rate)
+        np.testing.assert_allclose(rates, rate * np.linspace(1, share, 21), rtol=1e-2, atol=1e-3 * rate)
         if script is pendulum:  # Adam's first moment is the mean of the shortened gradients, here all alike
             mean = optax.global_norm(optimizer.opt_state[1][0].mu) / (1 - 0.9**21)
             assert float(mean) == pytest.approx(c.MAX_GRAD_NORM, rel=1e-4)  # float32
@@ -281,17 +268,17 @@ def test_an_update_by_hand(script):
     assert ended.any() == (script is ppo)  # a pendulum's episode is longer
 
 
-def test_each_epoch_has_every_step_once_in_an_order_of_its_own(script, monkeypatch):
+def test_each_epoch_has_every_step_once_in_an_order_of_its_own(monkeypatch):
     seen = []
 
-    def spy(c, agent, batch):
+    def spy(c, actor_loss, agent, batch):
         jax.debug.callback(seen.append, batch.obs, ordered=True)
         return jnp.float32(0)
 
-    monkeypatch.setattr(script, "train_step", spy)
-    c = small(script, "NUM_EPOCHS=3", "MINIBATCH_SIZE=10")
-    batch = script.Batch(*[jnp.arange(40.0)] * len(script.Batch._fields))
-    script.learn(c, jnp.float32(0), batch, jax.random.key(0))
+    monkeypatch.setattr(ppo, "train_step", spy)
+    c = small(ppo, "NUM_EPOCHS=3", "MINIBATCH_SIZE=10")
+    batch = ppo.Batch(*[jnp.arange(40.0)] * len(ppo.Batch._fields))
+    ppo.learn(c, None, jnp.float32(0), batch, jax.random.key(0))
     jax.effects_barrier()
     epochs = np.reshape(seen, (3, 40))
     np.testing.assert_array_equal(np.sort(epochs, axis=1), [np.arange(40)] * 3)

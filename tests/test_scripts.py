@@ -24,27 +24,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import settings
 
-PPO = "NUM_STEPS=2000 EVAL_INTERVAL=1000 NUM_ENVS=8 ROLLOUT_STEPS=125 MINIBATCH_SIZE=50 NUM_EPOCHS=1 "
-PPO += "HIDDEN_SIZE=8 NUM_SEEDS=2 EVAL_EPISODES=2"
-RUNS = "NUM_STEPS=600 EVAL_INTERVAL=300 NUM_ENVS=4 HIDDEN_SIZE=8 CRITIC_STEPS=2 NUM_SEEDS=2 EVAL_EPISODES=2"
-Q, DQN, MNIST = "1_Q_Learning/Q_Learning", "2_Cart_Pole_DQN/cart_pole_dqn", "4_GRPO_MNIST/grpo_mnist"
-SHORT = {  # a run of seconds, with two rows of the log or more
-    Q: "NUM_EPISODES=300 LOG_EVERY=50 PRINT_EVERY=2",
-    DQN: "NUM_STEPS=51 LEARNING_STARTS=11 EVAL_INTERVAL=4 TRAIN_INTERVAL=2 TARGET_SYNC_INTERVAL=4 "
-    "BATCH_SIZE=4 N_STEPS=2 HIDDEN_SIZE=8 NUM_SEEDS=2 EVAL_EPISODES=2",
-    "3_Pendulum/reinforce": RUNS,
-    "3_Pendulum/ppo": PPO,
-    "3_Pendulum/pendulum": PPO,
-    MNIST: "NUM_EPOCHS=2 LOGS_PER_EPOCH=2 HIDDEN_SIZE=16 BATCH_SIZE=64 NUM_SEEDS=2",
-}
-PICTURES = {
-    Q: "learning_curve.png q_table.png",
-    DQN: "learning_curve.png cart_pole.gif",
-    "3_Pendulum/reinforce": "learning_curve.png",
-    "3_Pendulum/ppo": "learning_curve.png",
-    "3_Pendulum/pendulum": "learning_curve.png clipped_objective.png pendulum.gif value_function.png",
-    MNIST: "accuracy.png",
-}
+CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+SHORT = CASES["short"]  # a run of seconds, with two rows of the log or more
+Q, DQN, *_, MNIST = SHORT
 FOLDERS = ["1_Q_Learning", "2_Cart_Pole_DQN", "3_Pendulum", "4_GRPO_MNIST"]
 COMPILED = [name for name in SHORT if name[0] != "1"]
 each_script = pytest.mark.parametrize("name", SHORT)
@@ -88,7 +70,7 @@ def test_a_run_leaves_its_files_and_is_not_written_over(name, run):
     given = dataclasses.asdict(script.configure(words))
     assert json.loads((folder / "constants.json").read_text()) == given
     assert str(folder) in printed
-    for picture in PICTURES[name].split():
+    for picture in CASES["pictures"][name].split():
         with Image.open(folder / picture) as image:
             image.load()
             assert min(image.size) >= 300
@@ -152,10 +134,6 @@ def test_help_prints_every_constant_with_its_remark(name, capsys):
         assert f"--{constant}" in text and re.sub(r"\s", "", remark) in text, constant
 
 
-RULES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["rules"]
-RULES += [(Q, f"NUM_EPISODES=1{'0' * 5000}", "exceeded maximum size")]
-
-
 @each_script
 def test_every_constant_has_bounds(name):
     script = script_of(name)
@@ -165,7 +143,7 @@ def test_every_constant_has_bounds(name):
                 script.configure([f"{constant}={value}"])
 
 
-@pytest.mark.parametrize("name, words, said", RULES, ids=[rule[1][:30] for rule in RULES])
+@pytest.mark.parametrize("name, words, said", CASES["rules"], ids=[rule[1] for rule in CASES["rules"]])
 def test_bad_input_is_one_line_with_the_remedy_and_exit_code_2(
     name, words, said, empty_folder, monkeypatch, capsys
 ):
@@ -192,10 +170,10 @@ def test_a_terminal_that_is_not_utf_8_costs_no_run(tmp_path):
     assert (done.returncode, done.stderr) == (0, "") and (tmp_path / "run" / "result.json").exists()
 
 
-@pytest.mark.parametrize("disk", [1, 4, 20])  # KiB: too small for log.csv, TensorBoard's file, a picture
-def test_a_full_disk_gets_one_line(disk, tmp_path):
+def test_a_full_disk_gets_one_line(tmp_path):
+    """Large enough for log.csv, too small for TensorBoard's file."""
     words = ["NUM_EPISODES=2000", "RUN_DIR=run", "PRINT_EVERY=0"]
-    done = process("1_Q_Learning/Q_Learning.py", *words, cwd=tmp_path, disk=disk)
+    done = process("1_Q_Learning/Q_Learning.py", *words, cwd=tmp_path, disk=4)
     assert done.returncode == 2 and (tmp_path / "run" / "constants.json").exists()
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and "RUN_DIR" in done.stderr
 
