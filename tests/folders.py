@@ -44,9 +44,10 @@ def unstack(tree: Any, index: Any = 0) -> Any:
     return jax.tree.map(lambda x: x[index], tree)
 
 
-def params(network: nnx.Module) -> list[np.ndarray]:
-    """Its weights as they are now."""
-    return [np.array(x) for x in jax.tree.leaves(nnx.state(network, nnx.Param))]
+def flat(tree: Any) -> np.ndarray:
+    """All of its numbers in a row, as they are now: of a gradient, or of a network's weights."""
+    tree = nnx.state(tree, nnx.Param) if isinstance(tree, nnx.Module) else tree
+    return np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])
 
 
 def forward(network: nnx.Module, x: Any, activation: Any = lambda x: np.maximum(x, 0)) -> np.ndarray:

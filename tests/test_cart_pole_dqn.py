@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from folders import forward, learning_rates, load, params, unstack
+from folders import flat, forward, learning_rates, load, unstack
 
 dqn, env = (load("2_Cart_Pole_DQN", name) for name in ("cart_pole_dqn", "cart_pole"))
 # All that a figure below depends on: what the defaults are doesn't matter.
@@ -124,13 +124,12 @@ def test_a_training_step_descends_on_the_prediction_only(double):
         return ((q - y) ** 2).sum() / 32, q.mean()
 
     by_hand, gradients = nnx.value_and_grad(loss_of, has_aux=True)(network)
-    before = params(network)
+    before = flat(network)
     optimizer = nnx.Optimizer(network, optax.sgd(1.0), wrt=nnx.Param)  # weights move by minus the gradient
     found = dqn.train_step(c, dqn.Agent(network, target, optimizer, None, None), batch)
     np.testing.assert_allclose(found, by_hand, rtol=1e-5)
-    for old, new, gradient in zip(before, params(network), jax.tree.leaves(gradients)):
-        # the difference of two weights near 1 keeps about 1e-7 of a gradient's digits
-        np.testing.assert_allclose(old - new, gradient, atol=1e-6)
+    # the difference of two weights near 1 keeps about 1e-7 of a gradient's digits
+    np.testing.assert_allclose(before - flat(network), flat(gradients), atol=1e-6)
 
 
 def test_the_buffer_holds_what_was_played(monkeypatch):
@@ -215,12 +214,11 @@ def test_each_update_draws_a_batch_of_its_own(updates):
 def test_an_update_copies_the_weights_every_250_steps(updates):
     """From step 1,000 on: the first copy is due after the update that plays the steps 1,248 and 1,249."""
     agent, after, _ = updates
-    for online, target in zip(params(agent.online), params(agent.target)):  # before the first copy
-        np.testing.assert_array_equal(online, target)
-    for old, target, online in zip(params(agent.target), params(after.target), params(after.online)):
-        np.testing.assert_array_equal(target[2], online[2])
-        for i in (0, 1, 3):
-            assert (target[i] == old).all() and (target[i] != online[i]).any()
+    np.testing.assert_array_equal(flat(agent.online), flat(agent.target))  # before the first copy
+    for i in range(4):
+        online, target = (flat(unstack(network, (i, 0))) for network in (after.online, after.target))
+        np.testing.assert_array_equal(target, online if i == 2 else flat(agent.target))
+        assert (online != flat(agent.target)).any()
 
 
 def test_epsilon_decides_what_is_played():

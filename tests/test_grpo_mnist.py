@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from folders import learning_rates, load
+from folders import flat, learning_rates, load
 
 grpo_mnist, variants, environment, mnist_data = (
     load("4_GRPO_MNIST", name) for name in ("grpo_mnist", "variants", "environment", "data")
@@ -83,10 +83,6 @@ def make_batch(*arguments):
     """Of an actor that is sure of some images."""
     c, actor = variants.configure([*SMALL, *arguments]), make_actor(sharpen=3.0)
     return c, actor, variants.judge(c, *make_rollout(c, actor), network(5, 1))
-
-
-def flat(tree):
-    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
 LOSSES = {  # from the log-probs of all digits [8, 10], in one row for each image

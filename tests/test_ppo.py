@@ -1,18 +1,15 @@
 """Folder 3, PPO on CartPole and on Pendulum: every formula by hand, in both scripts."""
 
 from functools import partial
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import scipy.special
-import scipy.stats
 from flax import nnx
-from folders import forward, learning_rates, load, params
-from jax.flatten_util import ravel_pytree
+from folders import flat, forward, learning_rates, load
+from tensorflow_probability.substrates.jax import distributions as tfd
 
 reinforce, ppo, pendulum = (load("3_Pendulum", name) for name in ("reinforce", "ppo", "pendulum"))
 environments = load("3_Pendulum", "environments")
@@ -36,51 +33,41 @@ def agent_of(script, *arguments):
     return c, jax.jit(partial(script.make_agent, c))(jax.random.key(0))
 
 
-def outputs(script, network, obs):
+def outputs(script, network, obs, scaled=True):
     """A network's outputs in NumPy, before their factor."""
-    scaled = np.asarray(obs, np.float64) / script.ENV.observation_scale
+    scaled = np.asarray(obs, np.float64) / (script.ENV.observation_scale if scaled else 1)
     return forward(network, scaled, *[np.tanh] * (script is pendulum))
 
 
-def policy_of(script, actor, obs):
-    """In NumPy: log-probs of both pushes, or mean and standard deviation of the torque."""
-    found = outputs(script, actor, obs)
-    if script is ppo:
-        return SimpleNamespace(log_probs=scipy.special.log_softmax(found, axis=-1))
-    return SimpleNamespace(mean=2 * np.tanh(found[..., 0]), sigma=0.05 + np.logaddexp(0, found[..., 1]))
-
-
-def log_prob_of(script, policy, action):
-    if script is ppo:
-        return np.take_along_axis(policy.log_probs, np.asarray(action)[..., None], axis=-1)[..., 0]
-    return scipy.stats.norm.logpdf(np.asarray(action, np.float64), policy.mean, policy.sigma)
-
-
 def moved_batch(script, actor, size=4096):
-    """Steps that another policy played: the normal's mean is 0.3 lower, or the logits are others."""
-    rng = np.random.default_rng(0)
-    obs = rng.normal(size=(size, len(script.ENV.observation_scale))) * script.ENV.observation_scale
-    now = policy_of(script, actor, obs)
+    """Steps of another policy, with the policy now and that one: a mean 0.3 lower, or other logits."""
+    rng, scale = np.random.default_rng(0), script.ENV.observation_scale
+    obs = jnp.array(rng.normal(size=(size, len(scale))) * scale, jnp.float32)
+    now = script.policy(actor, obs)
     if script is ppo:
-        moved = now.log_probs + 0.3 * rng.normal(size=(size, 2))
-        old = SimpleNamespace(log_probs=scipy.special.log_softmax(moved, axis=-1))
-        action, distribution = rng.integers(2, size=size), {}
+        old, distribution = tfd.Categorical(logits=now.logits + 0.3 * rng.normal(size=(size, 2))), {}
     else:
-        old = SimpleNamespace(mean=now.mean - 0.3, sigma=1.3 * now.sigma)
-        action, distribution = rng.normal(old.mean, old.sigma), vars(old)
-    advantage, returns = rng.normal(1.0, 3.0, (2, size))
-    advantage = advantage + 2 * (2 * action - 1 if script is ppo else np.sign(action - old.mean))
-    values = dict(obs=obs, action=action, log_prob=log_prob_of(script, old, action), advantage=advantage,
-                  returns=returns, **distribution)  # fmt: skip
-    arrays = {name: jnp.array(x, jnp.int32 if x.dtype == int else jnp.float32) for name, x in values.items()}
-    return script.Batch(**arrays), now, old
+        old = tfd.Normal(now.loc - 0.3, 1.3 * now.scale)
+        distribution = {"mean": old.loc, "sigma": old.scale}
+    action = old.sample(seed=jax.random.key(0))
+    good = 2 * action - 1 if script is ppo else jnp.sign(action - old.loc)
+    advantage = jnp.array(rng.normal(1.0, 3.0, size), jnp.float32) + 2 * good
+    played = {"obs": obs, "action": action, "log_prob": old.log_prob(action)} | distribution
+    return script.Batch(**played, advantage=advantage, returns=None), now, old
 
 
-def kl(old, new):
-    """KL(old || new) of two normals: the order matters, the two directions differ by a quarter here."""
-    return (
-        np.log(new.sigma / old.sigma) + (old.sigma**2 + (old.mean - new.mean) ** 2) / (2 * new.sigma**2) - 0.5
-    )
+@pytest.mark.parametrize("scaled", [True, False])
+def test_the_policy_by_hand(script, scaled):
+    """The network in NumPy; the torque's mean within its limits, its sigma positive."""
+    _, agent = agent_of(script, f"SCALE_OBSERVATIONS={scaled}")
+    obs = np.random.default_rng(0).normal(size=(5, len(script.ENV.observation_scale)))
+    found = outputs(script, agent.actor, obs, scaled)
+    policy = script.policy(agent.actor, jnp.array(obs, jnp.float32))
+    if script is ppo:
+        np.testing.assert_allclose(policy.logits, found, rtol=1e-3, atol=1e-5)
+    else:
+        np.testing.assert_allclose(policy.loc, 2 * np.tanh(found[..., 0]), rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(policy.scale, 0.05 + np.logaddexp(0, found[..., 1]), rtol=1e-5)
 
 
 def brute_force_gae(reward, value, next_value, terminated, truncated, gamma, lam):
@@ -112,55 +99,36 @@ def test_gae_equals_the_brute_force_sum(gamma, lam):
 
 @pytest.mark.parametrize("normalize", [True, False])
 def test_the_actors_loss_and_its_gradient_by_hand(script, normalize):
-    """NumPy in float64; the gradient against finite differences along one direction."""
     c, agent = agent_of(script, f"NORMALIZE_ADVANTAGES={normalize}", *["BETA=0.7"] * (script is pendulum))
     batch, now, old = moved_batch(script, agent.actor)
-    log_prob = log_prob_of(script, now, batch.action)
-    ratio, A = (
-        np.exp(log_prob - np.asarray(batch.log_prob, np.float64)),
-        np.asarray(batch.advantage, np.float64),
-    )
-    if normalize:
-        A = (A - A.mean()) / A.std()
+    A, ratio = batch.advantage, jnp.exp(now.log_prob(batch.action) - old.log_prob(batch.action))
+    A = (A - A.mean()) / A.std() if normalize else A
     assert ((ratio < 0.8) & (A < 0)).any() and ((ratio > 1.2) & (A > 0)).any()  # the clip binds
-    expected = -np.minimum(ratio * A, np.clip(ratio, 0.8, 1.2) * A).mean()
-    expected += 0.7 * kl(old, now).mean() if script is pendulum else 0
-    loss = jax.jit(partial(script.actor_loss, c))
-    assert float(loss(agent.actor, batch)) == pytest.approx(expected, rel=1e-4, abs=1e-5)
-    gradient, bias = nnx.grad(loss)(agent.actor, batch), agent.actor.output.bias
-    value, direction, h = bias[...], jnp.array([1.0, -0.5]), 3e-3
-    ends = []
-    for sign in (1, -1):
-        bias[...] = value + sign * h * direction
-        ends.append(float(loss(agent.actor, batch)))
-    bias[...] = value
-    slope = float(gradient.output.bias[...] @ direction)
-    # float32: two losses to 1e-7, over 6e-3; and a few of 4,096 ratios cross a corner of the clip
-    assert (ends[0] - ends[1]) / (2 * h) == pytest.approx(slope, rel=0.03)
+
+    def by_hand(actor):
+        new = script.policy(actor, batch.obs)
+        ratio = jnp.exp(new.log_prob(batch.action)) / jnp.exp(old.log_prob(batch.action))
+        loss = -jnp.minimum(ratio * A, jnp.clip(ratio, 0.8, 1.2) * A).mean()
+        return loss + 0.7 * tfd.kl_divergence(old, new).mean() if script is pendulum else loss
+
+    loss, gradient = nnx.jit(nnx.value_and_grad(partial(script.actor_loss, c)))(agent.actor, batch)
+    expected, wanted = nnx.jit(nnx.value_and_grad(by_hand))(agent.actor)
+    assert float(loss) == pytest.approx(float(expected), rel=1e-4, abs=1e-5)
+    np.testing.assert_allclose(flat(gradient), flat(wanted), rtol=1e-3, atol=1e-5)
 
 
 def test_the_figures_of_a_moved_policy_by_hand(script):
     c, agent = agent_of(script)
     batch, now, old = moved_batch(script, agent.actor)
-    log_ratio = log_prob_of(script, now, batch.action) - np.asarray(batch.log_prob, np.float64)
+    log_ratio = np.asarray(now.log_prob(batch.action) - old.log_prob(batch.action), np.float64)
     ratio = np.exp(log_ratio)
     assert min((ratio < 0.8).mean(), (ratio > 1.2).mean()) > 0.03
-    expected = {"approx_kl": (ratio - 1 - log_ratio).mean()}
-    if script is ppo:
-        expected["entropy"] = -(np.exp(now.log_probs) * now.log_probs).sum(axis=1).mean()
-    else:
-        expected["entropy"] = (0.5 * np.log(2 * np.pi * np.e * now.sigma**2)).mean()
-        expected |= {"sigma": now.sigma.mean(), "kl": kl(old, now).mean()}
+    expected = {"approx_kl": (ratio - 1 - log_ratio).mean(), "entropy": now.entropy().mean()}
+    if script is pendulum:  # the two directions of the KL differ by a quarter here
+        expected |= {"sigma": now.scale.mean(), "kl": tfd.kl_divergence(old, now).mean()}
     figures = {name: float(figure) for name, figure in script.compare_policies(c, agent.actor, batch).items()}
     assert figures.pop("clip_fraction") == pytest.approx((np.abs(ratio - 1) > 0.2).mean(), abs=2 / 4096)
-    assert figures == pytest.approx(expected, rel=1e-3)  # float32
-
-
-def test_observations_are_seen_as_they_are_without_a_scale(script):
-    _, agent = agent_of(script, "SCALE_OBSERVATIONS=False")
-    obs = np.random.default_rng(0).normal(size=(5, len(script.ENV.observation_scale)))
-    seen = jnp.array(obs / script.ENV.observation_scale, jnp.float32)
-    np.testing.assert_allclose(agent.actor(seen), outputs(script, agent.actor, obs), rtol=1e-3, atol=1e-5)
+    assert figures == pytest.approx({name: float(x) for name, x in expected.items()}, rel=1e-3)  # float32
 
 
 def test_the_torque_starts_wide_and_centred_and_keeps_to_its_limits():
@@ -203,23 +171,21 @@ def played(script):
 
 def test_a_rollout_is_what_its_policy_played_and_its_critic_said(script, played):
     _, agent, rollout, following = played
-    t, policy = rollout.transition, policy_of(script, agent.actor, rollout.transition.obs)
-    np.testing.assert_allclose(rollout.log_prob, log_prob_of(script, policy, t.action), atol=1e-4)
+    t, policy = rollout.transition, script.policy(agent.actor, rollout.transition.obs)
+    np.testing.assert_allclose(rollout.log_prob, policy.log_prob(t.action), atol=1e-4)
     factor = 100 if script is ppo else 1
     for found, obs in ((rollout.value, t.obs), (rollout.next_value, t.next_obs)):
         value = factor * outputs(script, agent.critic, obs)[..., 0]
         np.testing.assert_allclose(found, value, rtol=1e-3, atol=1e-4)  # float32
     if script is pendulum:  # torques of a normal around 0 with sigma 2: a third beyond the limits, as drawn
-        np.testing.assert_allclose(rollout.mean, policy.mean, atol=1e-4)
-        np.testing.assert_allclose(rollout.sigma, policy.sigma, atol=1e-4)
+        np.testing.assert_allclose([rollout.mean, rollout.sigma], [policy.loc, policy.scale], atol=1e-4)
         assert 0.2 < (np.abs(t.action) > 2).mean() < 0.45 and len(np.unique(t.action)) == t.action.size
     ended, steps = np.asarray(t.terminated | t.truncated), np.asarray(following.env_state.steps)
     assert t.truncated[1, 2] and ended[1, :3].sum() == 1
     on = ~ended[:, :-1]
     np.testing.assert_array_equal(t.obs[:, 1:][on], t.next_obs[:, :-1][on])
-    assert (
-        (t.obs[:, 1:] != t.next_obs[:, :-1]).any(axis=-1)[~on].all()
-    )  # the true last one, then a new episode
+    # the true last one, then a new episode
+    assert (t.obs[:, 1:] != t.next_obs[:, :-1]).any(axis=-1)[~on].all()
     np.testing.assert_array_equal(following.env_state.obs[~ended[:, -1]], t.next_obs[:, -1][~ended[:, -1]])
     earned = np.zeros(3)
     for i in range(50):
@@ -251,9 +217,8 @@ def test_an_update_by_hand(script):
         "critic": lambda critic: ((returns - script.value(critic, t.obs)) ** 2).mean(),
     }
     for name, loss in wanted.items():
-        gradient = ravel_pytree(nnx.jit(nnx.grad(loss))(getattr(before, name)))[0]
-        moved = [old - new for old, new in zip(*(params(getattr(x, name)) for x in (before, after)))]
-        moved = np.concatenate([x.ravel() for x in moved]) / rates[name]
+        gradient = flat(nnx.jit(nnx.grad(loss))(getattr(before, name)))
+        moved = (flat(getattr(before, name)) - flat(getattr(after, name))) / rates[name]
         # weights near 1 keep about 1e-7 of what moves them
         np.testing.assert_allclose(moved, gradient, rtol=1e-2, atol=1e-3 * np.abs(gradient).max())
         assert np.abs(gradient).max() > 1e-3
@@ -300,10 +265,9 @@ def test_a_row_of_the_log_is_two_updates_with_keys_of_their_own(script, monkeypa
     for i in range(2):
         agent, figure = update(agent, jax.random.fold_in(learning_rng, i))
         figures.append(figure)
-    for a, b in zip(
-        params(learned.actor) + params(learned.critic), params(agent.actor) + params(agent.critic)
-    ):
-        np.testing.assert_allclose(a, b, atol=1e-5)  # float32
+    for network in ("actor", "critic"):
+        weights = (flat(getattr(x, network)) for x in (learned, agent))
+        np.testing.assert_allclose(*weights, atol=1e-5)  # float32
     for name in figures[0].keys() - {"episode_return"}:
         values = [x[name][0] if isinstance(x[name], tuple) else x[name] for x in figures]
         if name != "explained_variance" or script is reinforce:
