@@ -1,4 +1,4 @@
-"""CartPole and Pendulum of folders 2 and 3 against Gymnasium's own, and what is learned in them."""
+"""CartPole and Pendulum of folders 2 and 3 against Gymnasium's own."""
 
 from functools import partial
 
@@ -122,29 +122,3 @@ def test_evaluate_plays_gymnasiums_episodes(script, monkeypatch):
         by_hand[s, e] = sum(play(env, unstack(actors, s), act, env.reset(seed=e)[0]))
     np.testing.assert_allclose(returns, by_hand, rtol=1e-3)  # one network or three at once round differently
     assert script is pendulum or returns.min() < 20 == returns.max()
-
-
-@pytest.mark.parametrize(
-    "script, arguments, least",
-    [
-        # Ten seeds of ten balance for 500 steps, and swing up at -155 (chance: -1,200); the marks leave room
-        # for other machines' rounding, and in PPO for fewer steps.
-        (dqn, "LEARNING_STARTS=1000 EVAL_INTERVAL=7000 NUM_STEPS=22_000", cart_pole.SOLVED),
-        (reinforce, "EVAL_INTERVAL=20_000 NUM_STEPS=60_000 BASELINE=critic_baseline", 475),
-        (ppo, "EVAL_INTERVAL=5000 NUM_STEPS=20_000 NUM_ENVS=8 ROLLOUT_STEPS=125", 200),
-        (pendulum, "EVAL_INTERVAL=20_000 NUM_STEPS=60_000 NUM_ENVS=8 ROLLOUT_STEPS=125", -180),
-    ],
-    ids=["dqn", "reinforce", "ppo", "pendulum"],
-)
-def test_a_seed_learns(script, arguments, least):
-    agents, log, _ = script.train(script.configure(["NUM_SEEDS=1", *arguments.split()]))
-    if script is dqn:
-        returns = cart_pole.evaluate(agents.online, 10)
-        # the promise is near the truth at the end: gamma^500 and the network's fit leave a few units of 100
-        np.testing.assert_allclose(log.max_q[:, -1], log.discounted_return[:, -1], atol=5)
-    else:
-        returns = environments.evaluate(script.ENV, script.policy, agents.actor, 10)
-        assert script is ppo or (log.explained_variance[:, -1] > 0.9).all()
-        assert (log.entropy[:, -1] < log.entropy[:, 0]).all()
-    assert (returns.mean(axis=1) >= least).all(), returns
-    assert script is not pendulum or (log.kl[:, -1] < 0.05).all()  # what a practitioner reads is healthy

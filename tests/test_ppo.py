@@ -1,6 +1,6 @@
 """Folder 3, PPO on CartPole and on Pendulum: every formula by hand, in both scripts."""
 
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +11,7 @@ from flax import nnx
 from folders import flat, forward, learning_rates, load
 from tensorflow_probability.substrates.jax import distributions as tfd
 
-reinforce, ppo, pendulum = (load("3_Pendulum", name) for name in ("reinforce", "ppo", "pendulum"))
-environments = load("3_Pendulum", "environments")
+ppo, pendulum, environments = (load("3_Pendulum", name) for name in ("ppo", "pendulum", "environments"))
 SMALL = ["NUM_ENVS=3", "ROLLOUT_STEPS=50", "MINIBATCH_SIZE=150", "NUM_EPOCHS=1", "HIDDEN_SIZE=16",
          "EVAL_INTERVAL=300", "NUM_STEPS=600", "GAMMA=0.99", "CLIP_EPSILON=0.2"]  # fmt: skip
 
@@ -28,9 +27,9 @@ def small(script, *arguments):
     return script.configure([*SMALL, *sigma, *arguments])
 
 
+@cache
 def agent_of(script, *arguments):
-    c = small(script, *arguments)
-    return c, jax.jit(partial(script.make_agent, c))(jax.random.key(0))
+    return jax.jit(partial(script.make_agent, small(script, *arguments)))(jax.random.key(0))
 
 
 def outputs(script, network, obs, scaled=True):
@@ -59,10 +58,10 @@ def moved_batch(script, actor, size=4096):
 @pytest.mark.parametrize("scaled", [True, False])
 def test_the_policy_by_hand(script, scaled):
     """The network in NumPy; the torque's mean within its limits, its sigma positive."""
-    _, agent = agent_of(script, f"SCALE_OBSERVATIONS={scaled}")
+    actor = agent_of(script, f"SCALE_OBSERVATIONS={scaled}").actor
     obs = np.random.default_rng(0).normal(size=(5, len(script.ENV.observation_scale)))
-    found = outputs(script, agent.actor, obs, scaled)
-    policy = script.policy(agent.actor, jnp.array(obs, jnp.float32))
+    found = outputs(script, actor, obs, scaled)
+    policy = script.policy(actor, jnp.array(obs, jnp.float32))
     if script is ppo:
         np.testing.assert_allclose(policy.logits, found, rtol=1e-3, atol=1e-5)
     else:
@@ -99,8 +98,9 @@ def test_gae_equals_the_brute_force_sum(gamma, lam):
 
 @pytest.mark.parametrize("normalize", [True, False])
 def test_the_actors_loss_and_its_gradient_by_hand(script, normalize):
-    c, agent = agent_of(script, f"NORMALIZE_ADVANTAGES={normalize}", *["BETA=0.7"] * (script is pendulum))
-    batch, now, old = moved_batch(script, agent.actor)
+    c = small(script, f"NORMALIZE_ADVANTAGES={normalize}", *["BETA=0.7"] * (script is pendulum))
+    actor = agent_of(script).actor
+    batch, now, old = moved_batch(script, actor)
     A, ratio = batch.advantage, jnp.exp(now.log_prob(batch.action) - old.log_prob(batch.action))
     A = (A - A.mean()) / A.std() if normalize else A
     assert ((ratio < 0.8) & (A < 0)).any() and ((ratio > 1.2) & (A > 0)).any()  # the clip binds
@@ -111,22 +111,22 @@ def test_the_actors_loss_and_its_gradient_by_hand(script, normalize):
         loss = -jnp.minimum(ratio * A, jnp.clip(ratio, 0.8, 1.2) * A).mean()
         return loss + 0.7 * tfd.kl_divergence(old, new).mean() if script is pendulum else loss
 
-    loss, gradient = nnx.jit(nnx.value_and_grad(partial(script.actor_loss, c)))(agent.actor, batch)
-    expected, wanted = nnx.jit(nnx.value_and_grad(by_hand))(agent.actor)
+    loss, gradient = nnx.jit(nnx.value_and_grad(partial(script.actor_loss, c)))(actor, batch)
+    expected, wanted = nnx.jit(nnx.value_and_grad(by_hand))(actor)
     assert float(loss) == pytest.approx(float(expected), rel=1e-4, abs=1e-5)
     np.testing.assert_allclose(flat(gradient), flat(wanted), rtol=1e-3, atol=1e-5)
 
 
 def test_the_figures_of_a_moved_policy_by_hand(script):
-    c, agent = agent_of(script)
-    batch, now, old = moved_batch(script, agent.actor)
+    c, actor = small(script), agent_of(script).actor
+    batch, now, old = moved_batch(script, actor)
     log_ratio = np.asarray(now.log_prob(batch.action) - old.log_prob(batch.action), np.float64)
     ratio = np.exp(log_ratio)
     assert min((ratio < 0.8).mean(), (ratio > 1.2).mean()) > 0.03
     expected = {"approx_kl": (ratio - 1 - log_ratio).mean(), "entropy": now.entropy().mean()}
     if script is pendulum:  # the two directions of the KL differ by a quarter here
         expected |= {"sigma": now.scale.mean(), "kl": tfd.kl_divergence(old, now).mean()}
-    figures = {name: float(figure) for name, figure in script.compare_policies(c, agent.actor, batch).items()}
+    figures = {name: float(figure) for name, figure in script.compare_policies(c, actor, batch).items()}
     assert figures.pop("clip_fraction") == pytest.approx((np.abs(ratio - 1) > 0.2).mean(), abs=2 / 4096)
     assert figures == pytest.approx({name: float(x) for name, x in expected.items()}, rel=1e-3)  # float32
 
@@ -135,21 +135,22 @@ def test_the_torque_starts_wide_and_centred_and_keeps_to_its_limits():
     """SIGMA_START far above the limits, too: the inverse of softplus must not overflow, as e^800 does."""
     obs = jnp.array(np.random.default_rng(0).normal(size=(1000, 3)) * [1, 1, 8], jnp.float32)
     for start in (0.06, 2.0, 800.0):
-        _, agent = agent_of(pendulum, f"SIGMA_START={start}")
-        policy = pendulum.policy(agent.actor, obs)
+        actor, _ = pendulum.make_networks(small(pendulum, f"SIGMA_START={start}"), *[jax.random.key(0)] * 2)
+        policy = pendulum.policy(actor, obs)
         # the output layer has a tenth of the usual size
         assert np.abs(policy.loc).max() < 0.5
         np.testing.assert_allclose(policy.scale, start, rtol=0.15)
     for sign in (1.0, -1.0):
-        agent.actor.output.bias[...] = jnp.array([sign * 100.0, -100.0])
-        np.testing.assert_allclose(pendulum.policy(agent.actor, obs).loc, sign * 2.0)
-        np.testing.assert_allclose(pendulum.policy(agent.actor, obs).scale, 0.05)
+        actor.output.bias[...] = jnp.array([sign * 100.0, -100.0])
+        np.testing.assert_allclose(pendulum.policy(actor, obs).loc, sign * 2.0)
+        np.testing.assert_allclose(pendulum.policy(actor, obs).scale, 0.05)
 
 
 @pytest.mark.parametrize("script, share", [(ppo, 1.0), (pendulum, 0.25)])
 def test_the_learning_rates(script, share):
     falling = [f"LEARNING_RATE_END={share}"] * (script is pendulum)
-    c, agent = agent_of(script, "NUM_STEPS=1500", "NUM_EPOCHS=2", *falling)  # 20 updates
+    arguments = ["NUM_STEPS=1500", "NUM_EPOCHS=2", *falling]  # 20 updates
+    c, agent = small(script, *arguments), agent_of(script, *arguments)
     for name, rate in (("actor", c.ACTOR_LEARNING_RATE), ("critic", c.CRITIC_LEARNING_RATE)):
         rates, optimizer = learning_rates(getattr(agent, f"{name}_optimizer"), getattr(agent, name), 21)
         # differences of float32
@@ -159,18 +160,24 @@ def test_the_learning_rates(script, share):
             assert float(mean) == pytest.approx(c.MAX_GRAD_NORM, rel=1e-4)  # float32
 
 
-@pytest.fixture(scope="module")
-def played(script):
-    """Constants, an untrained agent, its rollout, the agent after it; an episode reaches its limit."""
-    c, agent = agent_of(script)
-    steps = jnp.array([0, script.ENV.max_episode_steps - 3, 5])
-    agent = agent._replace(env_state=agent.env_state._replace(steps=steps))
-    following, rollout = jax.jit(partial(script.collect, c))(agent, jax.random.key(1))
-    return c, agent, rollout, following
+@cache
+def program(script, name):
+    return jax.jit(partial(getattr(script, name), small(script, "NORMALIZE_ADVANTAGES=False")))
 
 
-def test_a_rollout_is_what_its_policy_played_and_its_critic_said(script, played):
-    _, agent, rollout, following = played
+def of_sgd(script, rates):
+    """An untrained agent that learns by plain SGD."""
+    agent = agent_of(script)
+    optimizers = {f"{name}_optimizer": nnx.Optimizer(getattr(agent, name), optax.sgd(rate), wrt=nnx.Param)
+                  for name, rate in rates.items()}  # fmt: skip
+    return agent._replace(**optimizers)
+
+
+def test_a_rollout_is_what_its_policy_played_and_its_critic_said(script):
+    """Of an untrained agent; one episode reaches its limit."""
+    agent, steps = agent_of(script), jnp.array([0, script.ENV.max_episode_steps - 3, 5])
+    start = agent._replace(env_state=agent.env_state._replace(steps=steps))
+    following, rollout = program(script, "collect")(start, jax.random.key(1))
     t, policy = rollout.transition, script.policy(agent.actor, rollout.transition.obs)
     np.testing.assert_allclose(rollout.log_prob, policy.log_prob(t.action), atol=1e-4)
     factor = 100 if script is ppo else 1
@@ -197,18 +204,13 @@ def test_a_rollout_is_what_its_policy_played_and_its_critic_said(script, played)
 
 def test_an_update_by_hand(script):
     """One mini-batch, plain SGD: at a ratio of 1 the actor climbs A log pi, the critic nears its targets."""
-    c, agent = agent_of(script, "NORMALIZE_ADVANTAGES=False")
-    before, rng = jax.tree.map(jnp.copy, agent), jax.random.key(5)
+    before, rng = agent_of(script), jax.random.key(5)
     rates = {"actor": 1.0, "critic": 1e-4 if script is ppo else 1e-2}
-    sgd = {
-        f"{name}_optimizer": nnx.Optimizer(getattr(agent, name), optax.sgd(rate), wrt=nnx.Param)
-        for name, rate in rates.items()
-    }
-    after, figures = jax.jit(partial(script.update, c))(agent._replace(**sgd), rng)
-    _, rollout = jax.jit(partial(script.collect, c))(before, jax.random.split(rng)[0])
+    after, figures = program(script, "update")(of_sgd(script, rates), rng)
+    _, rollout = program(script, "collect")(before, jax.random.split(rng)[0])
     t, value = rollout.transition, np.asarray(rollout.value, np.float64)
     arrays = t.reward, value, rollout.next_value, t.terminated, t.truncated
-    A = brute_force_gae(*map(np.asarray, arrays), c.GAMMA, c.GAE_LAMBDA)
+    A = brute_force_gae(*map(np.asarray, arrays), 0.99, small(script).GAE_LAMBDA)
     returns = jnp.array(A + value, jnp.float32)
     wanted = {
         "actor": lambda actor: (
@@ -250,28 +252,21 @@ def test_each_epoch_has_every_step_once_in_an_order_of_its_own(monkeypatch):
     assert len({tuple(epoch) for epoch in epochs.tolist()}) == 3
 
 
-@pytest.mark.parametrize("script", [reinforce, ppo, pendulum], ids=["reinforce", "ppo", "pendulum"])
-def test_a_row_of_the_log_is_two_updates_with_keys_of_their_own(script, monkeypatch):
-    """And a look at the policy. No pole falls in five steps: a rollout of REINFORCE has 20 here."""
-    if script is reinforce:
-        cut = environments.Environment(**vars(reinforce.ENV) | {"max_episode_steps": 5})
-        monkeypatch.setattr(reinforce, "ENV", cut)
-        arguments = ["NUM_ENVS=4", "HIDDEN_SIZE=16", "CRITIC_STEPS=2", "EVAL_INTERVAL=40", "NUM_STEPS=80"]
-    c, rng = script.configure(arguments) if script is reinforce else small(script), jax.random.key(7)
-    agent = jax.jit(partial(script.make_agent, c))(rng)
-    learned, row = jax.jit(partial(script.learn_and_evaluate, c))(rng, jax.tree.map(jnp.copy, agent), 0)
-    *_, eval_rng, learning_rng = jax.random.split(rng, 4 if script is reinforce else 5)
-    update, figures = jax.jit(partial(script.update, c)), []
+def test_a_row_of_the_log_is_two_updates_with_keys_of_their_own(script):
+    """And a look at the policy."""
+    rates = {"actor": 1.0, "critic": 1e-4 if script is ppo else 1e-2}
+    agent, rng, figures = of_sgd(script, rates), jax.random.key(7), []
+    learned, row = program(script, "learn_and_evaluate")(rng, agent, 0)
+    *_, eval_rng, learning_rng = jax.random.split(rng, 5)
     for i in range(2):
-        agent, figure = update(agent, jax.random.fold_in(learning_rng, i))
+        agent, figure = program(script, "update")(agent, jax.random.fold_in(learning_rng, i))
         figures.append(figure)
     for network in ("actor", "critic"):
         weights = (flat(getattr(x, network)) for x in (learned, agent))
         np.testing.assert_allclose(*weights, atol=1e-5)  # float32
-    for name in figures[0].keys() - {"episode_return"}:
-        values = [x[name][0] if isinstance(x[name], tuple) else x[name] for x in figures]
-        if name != "explained_variance" or script is reinforce:
-            assert float(getattr(row, name)) == pytest.approx(float(np.mean(values)), rel=1e-3, abs=1e-5)
-    assert (row.num_updates, row.env_step) == (2, 40 if script is reinforce else 300)
+    for name in figures[0].keys() - {"episode_return", "explained_variance"}:
+        mean = np.mean([figure[name][0] for figure in figures])
+        assert float(getattr(row, name)) == pytest.approx(float(mean), rel=1e-3, abs=1e-5)
+    assert (row.num_updates, row.env_step) == (2, 300)
     look = environments.quick_evaluate(script.ENV, script.policy, agent.actor, eval_rng)
     assert float(row.eval_return) == pytest.approx(float(look), rel=1e-2)

@@ -190,3 +190,23 @@ def test_an_update_by_hand(baseline, reward_to_go):
     }
     assert {k: float(v) for k, v in figures.items()} == pytest.approx(expected, rel=1e-3, abs=1e-6)
     assert (agent.env_step, agent.num_updates) == (played.sum(), 1)
+
+
+def test_a_row_of_the_log_is_two_updates_with_keys_of_their_own(monkeypatch):
+    """And a look at the policy. No pole falls in five steps: a rollout has 20 here."""
+    monkeypatch.setattr(reinforce, "ENV", replace(reinforce.ENV, max_episode_steps=5))
+    c, rng, figures = given("NUM_ENVS=4", "EVAL_INTERVAL=40", "NUM_STEPS=80"), jax.random.key(7), []
+    agent = agent_of(c)
+    learned, row = jax.jit(partial(reinforce.learn_and_evaluate, c))(rng, agent, 0)
+    *_, eval_rng, learning_rng = jax.random.split(rng, 4)
+    update = jax.jit(partial(reinforce.update, c))
+    for i in range(2):
+        agent, figure = update(agent, jax.random.fold_in(learning_rng, i))
+        figures.append(figure)
+    look = reinforce.quick_evaluate(reinforce.ENV, reinforce.policy, agent.actor, eval_rng)
+    assert row.eval_return == look
+    for name in figures[0]:
+        assert getattr(row, name) == pytest.approx(np.mean([figure[name] for figure in figures]), rel=1e-3)
+    assert (row.num_updates, row.env_step) == (2, 40)
+    np.testing.assert_allclose(flat(learned.critic), flat(agent.critic), atol=1e-5)  # float32
+    np.testing.assert_allclose(flat(learned.actor), flat(agent.actor), atol=1e-5)
