@@ -8,7 +8,7 @@ import platform
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,9 @@ def train(
     c: Any, make_agent: Callable, learn: Callable, num_rows: int, show: Callable, *data: Any,
     shared: str = "count|step|env_step",
 ) -> tuple[Any, Any, float]:  # fmt: skip
-    """Trains all seeds, a row of the log at a time, until Ctrl-C; `show` is given the rows so far after each.
+    """Trains all seeds, a row of the log at a time; after each, `show` is given the rows so far.
+
+    Ctrl-C ends the training after the current row; pressed again, at once.
 
     For one seed, `make_agent` is rng -> agent, and `learn` (rng, agent, index, *data) -> (agent, row).
     Returns agents [NUM_SEEDS, ...], log [NUM_SEEDS, rows] and the seconds of compiling. Two details keep
@@ -120,21 +122,15 @@ def train(
     started, log = time.perf_counter(), []
     program = jax.jit(all_seeds).lower(rngs, agents, 0, 1, data).compile()
     seconds = time.perf_counter() - started
-    for index in until_ctrl_c(range(num_rows)):
-        agents, row = program(rngs, agents, index, 1, data)
-        log.append(jax.device_get(row))
-        show(log)
-    return agents, type(row)(*(np.stack(column, axis=1) for column in zip(*log))), seconds
-
-
-def until_ctrl_c[T](items: Sequence[T]) -> Iterator[T]:
-    """The items, with a progress bar. Ctrl-C ends the loop after the current one; pressed again, at once."""
     before = signal.signal(signal.SIGINT, lambda number, _: signal.signal(number, signal.default_int_handler))
     try:
-        for item in tqdm(items, unit="row", leave=False, disable=None):
-            yield item
+        for index in tqdm(range(num_rows), unit="row", leave=False, disable=None):
+            agents, row = program(rngs, agents, index, 1, data)
+            log.append(jax.device_get(row))
+            show(log)
             if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it was pressed
                 tqdm.write("stopped by Ctrl-C; what's trained so far is kept (Ctrl-C again: nothing is)")
                 break
     finally:
         signal.signal(signal.SIGINT, before)
+    return agents, type(row)(*(np.stack(column, axis=1) for column in zip(*log))), seconds
