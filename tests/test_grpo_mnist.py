@@ -35,25 +35,24 @@ def few(count=400, held_out=200):
     return mnist_data.Data(*(x[rows[i // 2]] for i, x in enumerate(subset())))
 
 
-RUN = [*TINY, "NUM_EPOCHS=3", "NUM_ITERATIONS=2", "SEED=7", "MNIST_PATH=own.npz", "BETA=0.1",
-       "LEARNING_RATE=0.003", "WARMUP_FRACTION=0.1"]  # fmt: skip
+def write_npz(path, data, **changes):
+    arrays = dict(x_train=data.images.reshape(-1, 28, 28), y_train=data.labels,
+                  x_test=data.test_images.reshape(-1, 28, 28), y_test=data.test_labels)  # fmt: skip
+    np.savez(path, **{name: value for name, value in (arrays | changes).items() if value is not None})
 
 
-@functools.cache
-def split():
-    """480 images as they are read from a file of one's own: 420 to train on."""
-    data = few(480)
-    held = mnist_data.validation_rows(data.labels)
-    parts = [x[rows] for rows in (~held, held) for x in (data.images, data.labels)]
-    return mnist_data.Data(*parts, *data[4:])
+RUN = [*TINY, "NUM_EPOCHS=3", "NUM_ITERATIONS=2", "SEED=7", "BETA=0.1", "LEARNING_RATE=0.003",
+       "WARMUP_FRACTION=0.1"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def run():
-    """Constants of a training with two updates for each batch, its agents after it, its log."""
-    c = variants.configure(RUN)
-    agents, log, _ = grpo_mnist.train(c, split(), variants.make_agent, variants.update)
-    return SimpleNamespace(c=c, agents=agents, log=log)
+def run(tmp_path_factory):
+    """A training on a file of one's own, with two updates for each batch: constants, data, agents, log."""
+    path = tmp_path_factory.mktemp("data") / "own.npz"
+    write_npz(path, few(480))  # 420 to train on
+    c, (data, _) = variants.configure([*RUN, f"MNIST_PATH={path}"]), mnist_data.read_mnist(str(path), "")
+    agents, log, _ = grpo_mnist.train(c, data, variants.make_agent, variants.update)
+    return SimpleNamespace(c=c, data=data, agents=agents, log=log)
 
 
 @functools.cache
@@ -211,7 +210,7 @@ def test_loss_and_gradient_equal_tunix(name, theirs, beta):
 
 
 def test_a_row_each_evaluation_and_the_last_by_hand(run):
-    data, log = split(), run.log
+    data, log = run.data, run.log
     # 420 images: 3 batches of 64 for each row
     assert log.images.tolist() == [[192, 384, 576, 768, 960, 1152]] * 2
     final = environment.final_rows(run.c, grpo_mnist.policy, "grpo", run.agents, log, data)[1]
@@ -320,12 +319,6 @@ def test_without_a_network_it_is_the_packaged_subset_and_says_so(tmp_path, monke
     assert (data.images == subset().images).all()
 
 
-def write_npz(path, data, **changes):
-    arrays = dict(x_train=data.images.reshape(-1, 28, 28), y_train=data.labels,
-                  x_test=data.test_images.reshape(-1, 28, 28), y_test=data.test_labels)  # fmt: skip
-    np.savez(path, **{name: value for name, value in (arrays | changes).items() if value is not None})
-
-
 @pytest.mark.parametrize("order", ["mixed", "sorted", "each eighth a 3"])
 def test_every_digit_is_trained_on_and_validated_whatever_the_files_order(order, tmp_path):
     data, rng = few(600), np.random.default_rng(0)
@@ -368,10 +361,8 @@ def test_a_file_that_is_not_mnist_is_refused(changes, tmp_path):
 
 def test_the_script_trains_as_its_variants_do(tmp_path, run):
     """The same training as variants.py's with the same constants, to the rounding of other programs."""
-    write_npz(tmp_path / "own.npz", few(480))
-    folder = tmp_path / "mine"
-    grpo_mnist.main([*RUN, f"MNIST_PATH={tmp_path / 'own.npz'}", f"RUN_DIR={folder}"])
-    with open(folder / "log.csv", newline="") as file:
+    grpo_mnist.main([*RUN, f"MNIST_PATH={run.c.MNIST_PATH}", f"RUN_DIR={tmp_path}"])
+    with open(tmp_path / "log.csv", newline="") as file:
         log = list(csv.DictReader(file))
     for name, values in run.log._asdict().items():
         # the same sums in another order: 36 updates
