@@ -44,7 +44,7 @@ import runs
 import settings
 from environments import MAX_TORQUE, EnvState, Transition, evaluate, new_where_ended, quick_evaluate
 from environments import PENDULUM as ENV
-from ppo import Agent, clipped_objective, gae, learn, normalized, policy_loss, value
+from ppo import SHOWN, Agent, clipped_objective, gae, learn, normalized, policy_loss, value
 from settings import BelowOne, Count, NonNegative, Positive, PositiveOrInf, Probability, Seed, Size, TwoOrMore
 
 
@@ -168,9 +168,6 @@ class Log(NamedTuple):
     kl: jax.Array  # KL(old || new), exact
     approx_kl: jax.Array  # the same, estimated from the sampled actions (k3)
     clip_fraction: jax.Array  # share of ratios outside 1 +- CLIP_EPSILON
-
-
-SHOWN = ["episode_return", "eval_return", "explained_variance", "approx_kl", "clip_fraction", "entropy"]
 
 
 def train(c: Constants) -> tuple[Agent, Log, float]:
