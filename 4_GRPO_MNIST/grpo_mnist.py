@@ -212,17 +212,14 @@ def update(
     # 3. learn
     agent, learned = learn(c, agent, batch)
     # 4. discard the rollout: the policy that sampled its guesses has changed
-    return agent, metrics_of(rollout, advantage) | learned
 
-
-def metrics_of(rollout: Rollout, advantage: jax.Array) -> dict[str, jax.Array]:
-    """The metrics of `Log` that are known before learning."""
-    return {
+    metrics = {
         "reward": rollout.reward.mean(),
-        "advantage_std": advantage.std(),
+        "advantage_std": batch.advantage.std(),
         "zero_variance": 1 - has_signal(rollout.reward).mean(),
         "entropy": rollout.entropy.mean(),
     }
+    return agent, metrics | learned
 
 
 def collect(
