@@ -58,7 +58,8 @@ def moved_batch(script, actor, size=4096):
 @pytest.mark.parametrize("scaled", [True, False])
 def test_the_policy_by_hand(script, scaled):
     """The network in NumPy; the torque's mean within its limits, its sigma positive."""
-    actor = agent_of(script, f"SCALE_OBSERVATIONS={scaled}").actor
+    c, keys = small(script, f"SCALE_OBSERVATIONS={scaled}"), jax.random.split(jax.random.key(0))
+    actor, _ = script.make_networks(c, *keys)
     obs = np.random.default_rng(0).normal(size=(5, len(script.ENV.observation_scale)))
     found = outputs(script, actor, obs, scaled)
     policy = script.policy(actor, jnp.array(obs, jnp.float32))
