@@ -262,7 +262,10 @@ def collect(c: Constants, agent: Agent, rng: jax.Array) -> tuple[Agent, Rollout]
 def learn(
     c: Constants, actor_loss: Callable, agent: Agent, batch: Batch, rng: jax.Array
 ) -> tuple[Agent, jax.Array]:
-    """NUM_EPOCHS passes over the rollout in shuffled mini-batches; returns the mean value loss as well."""
+    """NUM_EPOCHS passes over the rollout in shuffled mini-batches; returns the mean value loss as well.
+
+    `actor_loss` is the one below, or pendulum.py's.
+    """
 
     def one_minibatch(agent: Agent, rows: jax.Array) -> tuple[Agent, jax.Array]:
         return agent, train_step(c, actor_loss, agent, jax.tree.map(lambda x: x[rows], batch))
