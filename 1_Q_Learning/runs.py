@@ -21,15 +21,12 @@ RUNS = Path(os.path.relpath(Path(__file__).resolve().parent.parent / "runs"))  #
 
 
 def open_run(name: str, c: Any) -> Path:
-    """Makes a run's folder with constants.json, RUN_DIR or a new one in runs/NAME; UserError if it can't."""
+    """Makes a run's folder with constants.json, RUN_DIR or a new one in runs/NAME; UserError if it's used."""
     folder = Path(c.RUN_DIR or RUNS / name / f"{datetime.now():%Y-%m-%d_%H-%M-%S.%f}")
     if (folder / "result.json").exists():
         raise UserError(f"RUN_DIR={folder}: holds the result of another run; choose another folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=bool(c.RUN_DIR))
-        write_json(folder / "constants.json", dataclasses.asdict(c))
-    except OSError as error:
-        raise UserError(f"RUN_DIR={folder}: {error.strerror}; choose another folder") from None
+    folder.mkdir(parents=True, exist_ok=bool(c.RUN_DIR))
+    write_json(folder / "constants.json", dataclasses.asdict(c))
     return folder
 
 

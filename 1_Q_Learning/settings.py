@@ -14,15 +14,11 @@ from pydantic import Field
 
 Count = Annotated[int, Field(ge=1, lt=10**9)]
 CountOrOff = Annotated[int, Field(ge=0, lt=10**9)]
-Size = Annotated[int, Field(ge=1, le=10_000)]  # of an array, or copies of something: memory is the limit
 TwoOrMore = Annotated[int, Field(ge=2, le=10_000)]
 Positive = Annotated[float, Field(gt=0, le=1e9)]
-PositiveOrInf = Annotated[float, Field(gt=0)]
 Negative = Annotated[float, Field(lt=0, ge=-1e9)]
-NonNegative = Annotated[float, Field(ge=0, le=1e9)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
-BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**31 - 1_000)]
 
 

@@ -8,7 +8,7 @@ import platform
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -43,21 +43,18 @@ def start_jax(one_thread: bool = True) -> None:
     try:
         jax.devices()
     except (RuntimeError, AssertionError) as error:  # an assertion: a platform without its plugin
-        name, reason = os.environ.get("JAX_PLATFORMS", ""), str(error) or "no such device is set up here"
-        text = f"JAX_PLATFORMS={name}: {reason.splitlines()[0]}; unset it to use the CPU"
-        raise UserError(text) from None
+        reason = str(error).partition("\n")[0] or "no such device is set up here"
+        name = os.environ.get("JAX_PLATFORMS", "")
+        raise UserError(f"JAX_PLATFORMS={name}: {reason}; unset it to use the CPU") from None
 
 
 def open_run(name: str, c: Any) -> Path:
-    """Makes a run's folder with constants.json, RUN_DIR or a new one in runs/NAME; UserError if it can't."""
+    """Makes a run's folder with constants.json, RUN_DIR or a new one in runs/NAME; UserError if it's used."""
     folder = Path(c.RUN_DIR or RUNS / name / f"{datetime.now():%Y-%m-%d_%H-%M-%S.%f}")
     if (folder / "result.json").exists():
         raise UserError(f"RUN_DIR={folder}: holds the result of another run; choose another folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=bool(c.RUN_DIR))
-        write_json(folder / "constants.json", dataclasses.asdict(c))
-    except OSError as error:
-        raise UserError(f"RUN_DIR={folder}: {error.strerror}; choose another folder") from None
+    folder.mkdir(parents=True, exist_ok=bool(c.RUN_DIR))
+    write_json(folder / "constants.json", dataclasses.asdict(c))
     return folder
 
 
@@ -93,15 +90,19 @@ def write_log(folder: Path, log: Any, first_seed: int, **columns: str) -> None:
     events.close()
 
 
-def compile_row(
-    c: Any, make_agent: Callable, learn: Callable, *data: Any, shared: str = "count|step|env_step"
-) -> tuple[Any, Callable, float]:
-    """New agents [NUM_SEEDS, ...]; (agents, index) -> (agents, row of the log), compiled; and the seconds.
+def train(
+    c: Any, make_agent: Callable, learn: Callable, num_rows: int, show: Callable, *data: Any,
+    shared: str = "count|step|env_step",
+) -> tuple[Any, Any, float]:  # fmt: skip
+    """Trains all seeds, a row of the log at a time; after each, `show` is given the rows so far.
 
-    For one seed, `make_agent` is rng -> agent, and `learn` (rng, agent, index, *data) -> (agent, row). Two
-    details keep every digit of the published results, which came from one program with a loop over the rows:
-    a count that all seeds share (`shared`, a regular expression) stays one number, and the row is a loop of
-    one round whose length XLA doesn't know.
+    Ctrl-C ends the training after the current row; pressed again, at once.
+
+    For one seed, `make_agent` is rng -> agent, and `learn` (rng, agent, index, *data) -> (agent, row).
+    Returns agents [NUM_SEEDS, ...], log [NUM_SEEDS, rows] and the seconds of compiling. Two details keep
+    every digit of the published results, which came from one program with a loop over the rows: a count that
+    all seeds share (`shared`, a regular expression) stays one number, and the row is a loop of one round
+    whose length XLA doesn't know.
     """
     rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
     agents = jax.jit(jax.vmap(make_agent))(rngs)
@@ -118,26 +119,18 @@ def compile_row(
         leaves = [x[0] if one else x for x, one in zip(jax.tree.leaves(agents), is_shared)]
         return jax.vmap(one_seed, in_axes=(0, [None if one else 0 for one in is_shared]))(rngs, leaves)
 
-    started = time.perf_counter()
+    started, log = time.perf_counter(), []
     program = jax.jit(all_seeds).lower(rngs, agents, 0, 1, data).compile()
     seconds = time.perf_counter() - started
-    return agents, lambda agents, index: program(rngs, agents, index, 1, data), seconds
-
-
-def until_ctrl_c[T](items: Sequence[T]) -> Iterator[T]:
-    """The items, with a progress bar. Ctrl-C ends the loop after the current one; pressed again, at once."""
-    pressed = []
-
-    def stop(number: int, frame: Any) -> None:
-        pressed.append(number)
-        signal.signal(number, signal.default_int_handler)
-
-    before = signal.signal(signal.SIGINT, stop)
+    before = signal.signal(signal.SIGINT, lambda number, _: signal.signal(number, signal.default_int_handler))
     try:
-        for item in tqdm(items, unit="row", leave=False, disable=None):
-            yield item
-            if pressed:
+        for index in tqdm(range(num_rows), unit="row", leave=False, disable=None):
+            agents, row = program(rngs, agents, index, 1, data)
+            log.append(jax.device_get(row))
+            show(log)
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it was pressed
                 tqdm.write("stopped by Ctrl-C; what's trained so far is kept (Ctrl-C again: nothing is)")
                 break
     finally:
         signal.signal(signal.SIGINT, before)
+    return agents, type(row)(*(np.stack(column, axis=1) for column in zip(*log))), seconds

@@ -31,18 +31,6 @@ ESTIMATORS = [  # (return to go, baseline). No critic for whole returns: this on
 
 
 # %% Variance of the gradient ---------------------------------------------------------------------------
-def frozen_networks(c: reinforce.Constants) -> tuple[list[tuple[reinforce.MLP, reinforce.MLP]], list[int]]:
-    """Actor and critic of the first seed's training as they were at each row of the log; the steps so far."""
-    rng = jax.random.key(c.SEED)
-    learn = jax.jit(functools.partial(reinforce.learn_and_evaluate, c, rng))
-    agent, frozen, steps = reinforce.make_agent(c, rng), [], []
-    for index in range(c.NUM_STEPS // c.EVAL_INTERVAL):
-        agent, _ = learn(agent, index)
-        frozen.append((agent.actor, agent.critic))
-        steps.append(int(agent.env_step))
-    return frozen, steps
-
-
 def gradient_estimates(
     c: reinforce.Constants, actor: reinforce.MLP, critic: reinforce.MLP, rngs: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
@@ -90,14 +78,20 @@ def spread_of(estimates: np.ndarray) -> dict[str, float]:
 
 def measure_variance(c: reinforce.Constants) -> list[dict[str, Any]]:
     """The lines of gradient_variance.csv: policies from early to late in the first seed's training."""
-    frozen, steps = frozen_networks(c)
-    rows = np.unique(np.geomspace(1, len(steps), NUM_POLICIES).astype(int)) - 1
+    rng = jax.random.key(c.SEED)
+    learn = jax.jit(functools.partial(reinforce.learn_and_evaluate, c, rng))
+    agent, frozen = reinforce.make_agent(c, rng), []  # the agents as they were at each row of the log
+    for index in range(c.NUM_STEPS // c.EVAL_INTERVAL):
+        agent, _ = learn(agent, index)
+        frozen.append(agent)
+    rows = np.unique(np.geomspace(1, len(frozen), NUM_POLICIES).astype(int)) - 1
     estimate_all = jax.jit(functools.partial(gradient_estimates, c))
     lines = []
     for row in tqdm(rows, unit="policy", leave=False, disable=None):
-        rngs = jax.random.split(jax.random.fold_in(jax.random.key(c.SEED), row), VARIANCE_BATCHES)
-        estimates, returns = estimate_all(*frozen[row], rngs)
-        policy = {"env_step": steps[row], "episode_return": np.asarray(returns).mean().item()}
+        rngs = jax.random.split(jax.random.fold_in(rng, row), VARIANCE_BATCHES)
+        estimates, returns = estimate_all(frozen[row].actor, frozen[row].critic, rngs)
+        env_step, episode_return = int(frozen[row].env_step), np.asarray(returns).mean().item()
+        policy = {"env_step": env_step, "episode_return": episode_return}
         for i, (reward_to_go, baseline) in enumerate(ESTIMATORS):
             estimator = {"reward_to_go": reward_to_go, "baseline": baseline}
             lines.append(policy | estimator | spread_of(np.asarray(estimates[:, i])))

@@ -68,14 +68,14 @@ def read_npz(path: Path) -> list[np.ndarray]:
     try:
         with np.load(path) as file:
             arrays = [file[name] for name in names]
+        for images, labels in (arrays[:2], arrays[2:]):
+            shape = labels.ndim == 1 and 0 < images.size == len(labels) * NUM_PIXELS
+            if not (shape and images.dtype == np.uint8 and np.isin(labels, range(NUM_DIGITS)).all()):
+                raise ValueError
     except (OSError, ValueError, KeyError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "not such a file"
-        raise UserError(f"MNIST_PATH={path}: {reason}; give an .npz file with {', '.join(names)}") from None
-    for images, labels in (arrays[:2], arrays[2:]):
-        fit = images.dtype == np.uint8 and labels.ndim == 1 and 0 < images.size == len(labels) * NUM_PIXELS
-        if not (fit and np.isin(labels, range(NUM_DIGITS)).all()):
-            wanted = "must hold uint8 images of 28 x 28 pixels and as many labels from 0 to 9"
-            raise UserError(f"MNIST_PATH={path}: {wanted}")
+        reason = getattr(error, "strerror", None) or "not such a file"
+        wanted = f"give an .npz file with {', '.join(names)}: uint8 images of 28 x 28, labels from 0 to 9"
+        raise UserError(f"MNIST_PATH={path}: {reason}; {wanted}") from None
     return arrays
 
 

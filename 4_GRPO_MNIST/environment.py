@@ -47,16 +47,15 @@ def evaluate(
     return (guess.mode() == labels).mean(), right.mean()
 
 
-def final_rows(c: Any, policy: Callable, method: str, agents: Any, log: Any, data: Data | None) -> list[dict]:
+def final_rows(c: Any, policy: Callable, method: str, agents: Any, log: Any, data: Data) -> list[dict]:
     """What came of a training, a row for each seed: the log's last accuracies, and those on the test images.
 
-    Nothing else looks at the test images, which is why constants are chosen without them (data None).
+    Nothing else looks at the test images: constants are chosen without them.
     """
     accuracies = {name: getattr(log, name)[:, -1] for name in log._fields if name.startswith("validation")}
-    if data:
-        one = lambda actor: evaluate(policy, actor, data.test_images, data.test_labels)  # noqa: E731
-        greedy, sampled = jax.jit(jax.vmap(one))(agents.actor)  # [NUM_SEEDS]
-        accuracies |= {"test_accuracy": greedy, "test_sampled_accuracy": sampled}
+    one = lambda actor: evaluate(policy, actor, data.test_images, data.test_labels)  # noqa: E731
+    greedy, sampled = jax.jit(jax.vmap(one))(agents.actor)  # [NUM_SEEDS]
+    accuracies |= {"test_accuracy": greedy, "test_sampled_accuracy": sampled}
     return [
         {"method": method, "seed": c.SEED + i} | {name: x[i].item() for name, x in accuracies.items()}
         for i in range(c.NUM_SEEDS)

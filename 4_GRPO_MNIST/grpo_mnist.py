@@ -44,7 +44,7 @@ import environment as env
 import pictures
 import runs
 import settings
-from settings import BelowOne, Count, NonNegative, Positive, PositiveOrInf, Seed, Size, TwoOrMore
+from settings import BelowOne, Count, NonNegative, Positive, PositiveOrInf, Seed, Size, TwoOrMore, UpTo64
 
 
 # %% Constants ------------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ class Constants:
     # --- learning
     LEARNING_RATE: Positive = 0.003  # Adam's, at its peak; falls to 0 along half a cosine
     WARMUP_FRACTION: BelowOne = 0.1  # share of the updates in which it rises; 0: it may forget a digit
-    NUM_ITERATIONS: Count = 1  # mu, updates per rollout; at 1 the ratio is 1, so the clip does nothing
+    NUM_ITERATIONS: UpTo64 = 1  # mu, updates per rollout; at 1 the ratio is 1, so the clip does nothing
     CLIP_EPSILON: PositiveOrInf = 0.2  # the ratio is clipped this far below 1; inf: no clip
     CLIP_EPSILON_HIGH: PositiveOrInf = 0.2  # ... and above 1; 0.28 is DAPO's clip-higher; inf: no clip
     BETA: NonNegative = 0.1  # weight of the KL to the frozen reference, the untrained network; 0: no KL
@@ -73,9 +73,6 @@ class Constants:
     NUM_SEEDS: Size = 5  # trained side by side: SEED, SEED + 1, ...
     LOGS_PER_EPOCH: Count = 2  # rows of log.csv per epoch, each with an evaluation on the validation images
     RUN_DIR: str = ""  # empty: runs/grpo_mnist/<time>
-
-    def __post_init__(self):
-        settings.check(self, "NUM_ITERATIONS", self.NUM_ITERATIONS <= 64, "from 1 to 64")
 
 
 configure = functools.partial(settings.read, Constants)  # of `NAME=value` arguments
@@ -154,18 +151,17 @@ def train(c: Constants, data: mnist.Data, make_agent: Callable, update: Callable
     `make_agent` and `update` are those below, or of variants.py. Returns the agents [NUM_SEEDS, ...], the log
     [NUM_SEEDS, rows] and the seconds of compiling.
     """
-    agents, train_row, compile_seconds = runs.compile_row(
-        c, lambda rng: make_agent(c, rng, len(data.images)),
-        functools.partial(learn_and_evaluate, c, make_agent, update), mnist.Data(*map(jnp.asarray, data)),
-    )  # fmt: skip
-    log = []
-    for index in runs.until_ctrl_c(range(c.NUM_EPOCHS * c.LOGS_PER_EPOCH)):
-        agents, row = train_row(agents, index)
-        log.append(jax.device_get(row))
+
+    def show(log: list[Log]) -> None:
         if len(log) % c.LOGS_PER_EPOCH == 0:
             texts = [f"{name} {100 * getattr(log[-1], name).mean():5.2f} %" for name in SHOWN]
             tqdm.write("   ".join([f"images {log[-1].images[0]:7d}", *texts]))
-    return agents, Log(*(np.stack(column, axis=1) for column in zip(*log))), compile_seconds
+
+    return runs.train(
+        c, lambda rng: make_agent(c, rng, len(data.images)),
+        functools.partial(learn_and_evaluate, c, make_agent, update), c.NUM_EPOCHS * c.LOGS_PER_EPOCH, show,
+        mnist.Data(*map(jnp.asarray, data)),
+    )  # fmt: skip
 
 
 def learn_and_evaluate(

@@ -37,7 +37,6 @@ class Constants(script.Constants):
     SKIP_ZERO_VARIANCE: bool = False  # True: groups whose rewards are all equal do not count in GRPO's mean
 
     def __post_init__(self):
-        super().__post_init__()
         group = self.NUM_GENERATIONS > 1 or self.ADVANTAGE == "batch_mean"
         settings.check(self, "NUM_GENERATIONS", group, "2 or more; only ADVANTAGE=batch_mean takes 1")
 

@@ -44,9 +44,10 @@ def unstack(tree: Any, index: Any = 0) -> Any:
     return jax.tree.map(lambda x: x[index], tree)
 
 
-def params(network: nnx.Module) -> list[np.ndarray]:
-    """Its weights as they are now."""
-    return [np.array(x) for x in jax.tree.leaves(nnx.state(network, nnx.Param))]
+def flat(tree: Any) -> np.ndarray:
+    """All of its numbers in a row, as they are now: of a gradient, or of a network's weights."""
+    tree = nnx.state(tree, nnx.Param) if isinstance(tree, nnx.Module) else tree
+    return np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])
 
 
 def forward(network: nnx.Module, x: Any, activation: Any = lambda x: np.maximum(x, 0)) -> np.ndarray:
@@ -55,3 +56,18 @@ def forward(network: nnx.Module, x: Any, activation: Any = lambda x: np.maximum(
         x = x @ np.asarray(layer.kernel[...], np.float64) + np.asarray(layer.bias[...])
         x = x if layer is network.output else activation(x)
     return x
+
+
+def learning_rates(optimizer: nnx.Optimizer, network: nnx.Module, updates: int) -> tuple[np.ndarray, Any]:
+    """The rate of each update, and the optimizer after them. Under a constant gradient it's Adam's step."""
+    ones = jax.tree.map(jax.numpy.ones_like, nnx.state(network, nnx.Param))
+
+    def one(carry, _):
+        optimizer, network = carry
+        before = network.output.bias[0]
+        optimizer.update(network, ones)
+        return carry, before - network.output.bias[0]
+
+    scan = jax.jit(lambda *start: jax.lax.scan(one, start, length=updates))
+    (optimizer, _), moved = scan(optimizer, network)
+    return np.asarray(moved), optimizer

@@ -1,4 +1,4 @@
-"""Folder 2: the buffer, the target by hand and against rlax, the loop, the page's worked examples."""
+"""Folder 2: the buffer, the target by hand, the loop, the page's worked examples."""
 
 import itertools
 import re
@@ -12,9 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import rlax
 from flax import nnx
-from folders import forward, load, params, unstack
+from folders import flat, forward, learning_rates, load, unstack
 
 dqn, env = (load("2_Cart_Pole_DQN", name) for name in ("cart_pole_dqn", "cart_pole"))
 # All that a figure below depends on: what the defaults are doesn't matter.
@@ -81,61 +80,39 @@ def target_of(c, online, target, batch):
     return dqn.td_target(reward, last.terminated, next_q, c.GAMMA**steps)
 
 
+@pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("double, best", [(True, (20, 40, 50)), (False, (20, 40, 60))])
-def test_td_target_of_every_way_to_end_by_hand(double, best):
-    """Three steps through the states 0 to 3 with rewards 1, 2, 4; each may end the episode in either way.
+def test_td_target_of_every_way_to_end_by_hand(double, best, n):
+    """n steps through the states 0, 1, ... with rewards 1, 2, 4; each may end the episode in either way.
 
     A second ending belongs to the next episode. In state 3 the online network prefers action 1 (3 > 2), the
     target network's own maximum is action 0.
     """
-    c = small("GAMMA=0.5", f"DOUBLE_DQN={double}", "N_STEPS=3")
+    c = small("GAMMA=0.5", f"DOUBLE_DQN={double}", f"N_STEPS={n}")
     online, target = (
         lambda obs, table=table: jnp.array(table, jnp.float32)[obs[..., 0].astype(int)]
         for table in ([[0, 0], [1, 5], [1, 9], [2, 3]], [[0, 0], [10, 20], [30, 40], [60, 50]])
     )
-    ends = np.array(list(itertools.product((False, True), repeat=6)))
-    terminated, truncated = ends[:, :3], ends[:, 3:]
-    states = jnp.tile(jnp.arange(4.0)[:, None], (64, 1, 4))
-    reward, action = jnp.tile(jnp.array([1.0, 2.0, 4.0]), (64, 1)), jnp.zeros((64, 3), int)
-    windows = env.Transition(states[:, :3], action, reward, states[:, 1:], terminated, truncated)
+    ends = np.array(list(itertools.product((False, True), repeat=2 * n)))
+    terminated, truncated = ends[:, :n], ends[:, n:]
+    states = jnp.tile(jnp.arange(n + 1.0)[:, None], (len(terminated), 1, 4))
+    reward, action = jnp.tile(2.0 ** jnp.arange(n), (len(states), 1)), jnp.zeros((len(states), n), int)
+    windows = env.Transition(states[:, :n], action, reward, states[:, 1:], terminated, truncated)
     found = target_of(c, online, target, windows)
     for y, over, cut in zip(found, terminated, truncated, strict=True):
-        steps = next((i + 1 for i in range(3) if over[i] or cut[i]), 3)
+        steps = next((i + 1 for i in range(n) if over[i] or cut[i]), n)
         by_hand = sum(0.5**k * 2**k for k in range(steps))
         by_hand += 0 if over[steps - 1] else 0.5**steps * best[steps - 1]
         assert y == by_hand  # every number here is a small dyadic fraction: exact in float32
 
 
-def random_windows(batch, n, ends):
-    """Windows [batch, n] of random numbers, terminated at random if `ends`."""
-    rng = np.random.default_rng(n)
-    obs, next_obs = rng.normal(size=(2, batch, n, 4))
-    terminated = rng.random((batch, n)) < 0.2 * ends
-    reward, action = rng.normal(size=(batch, n)), rng.integers(0, 2, (batch, n))
-    return env.Transition(
-        jnp.float32(obs), jnp.array(action), jnp.float32(reward), jnp.float32(next_obs),
-        jnp.array(terminated), jnp.zeros((batch, n), bool),
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("double", [True, False])
-@pytest.mark.parametrize("n", [1, 5])
-def test_td_target_equals_rlax(n, double):
-    c = small(f"DOUBLE_DQN={double}", f"N_STEPS={n}")
-    batch, online, target = random_windows(200, n, True), network_of(0), network_of(1)
-    selector = online if double else target
-    chosen = selector(batch.next_obs).argmax(-1)[..., None]
-    value = jnp.take_along_axis(target(batch.next_obs), chosen, -1)[..., 0]  # [B, n]
-    returns = jax.vmap(lambda r, d, v: rlax.n_step_bootstrapped_returns(r, d, v, n)[0])
-    expected = returns(batch.reward, 0.99 * (1 - batch.terminated), value)
-    # float32 sums of up to six terms of size about 1
-    np.testing.assert_allclose(target_of(c, online, target, batch), expected, atol=1e-5)
-
-
 @pytest.mark.parametrize("double", [True, False])
 def test_a_training_step_descends_on_the_prediction_only(double):
     """With the network as chooser that DOUBLE_DQN names; no gradient flows into the target."""
-    c, batch = small("N_STEPS=2", f"DOUBLE_DQN={double}"), random_windows(32, 2, False)
+    c, rng = small("N_STEPS=2", f"DOUBLE_DQN={double}"), np.random.default_rng(2)
+    obs, next_obs = jnp.array(rng.normal(size=(2, 32, 2, 4)), jnp.float32)
+    reward, action = jnp.array(rng.normal(size=(32, 2)), jnp.float32), jnp.array(rng.integers(0, 2, (32, 2)))
+    batch = env.Transition(obs, action, reward, next_obs, *jnp.zeros((2, 32, 2), bool))
     network, target = nnx.clone(network_of(0)), network_of(1)
     y = target_of(c, network, target, batch)
     assert (y != target_of(replace(c, DOUBLE_DQN=not double), network, target, batch)).any()
@@ -147,13 +124,12 @@ def test_a_training_step_descends_on_the_prediction_only(double):
         return ((q - y) ** 2).sum() / 32, q.mean()
 
     by_hand, gradients = nnx.value_and_grad(loss_of, has_aux=True)(network)
-    before = params(network)
+    before = flat(network)
     optimizer = nnx.Optimizer(network, optax.sgd(1.0), wrt=nnx.Param)  # weights move by minus the gradient
     found = dqn.train_step(c, dqn.Agent(network, target, optimizer, None, None), batch)
     np.testing.assert_allclose(found, by_hand, rtol=1e-5)
-    for old, new, gradient in zip(before, params(network), jax.tree.leaves(gradients)):
-        # the difference of two weights near 1 keeps about 1e-7 of a gradient's digits
-        np.testing.assert_allclose(old - new, gradient, atol=1e-6)
+    # the difference of two weights near 1 keeps about 1e-7 of a gradient's digits
+    np.testing.assert_allclose(before - flat(network), flat(gradients), atol=1e-6)
 
 
 def test_the_buffer_holds_what_was_played(monkeypatch):
@@ -238,12 +214,11 @@ def test_each_update_draws_a_batch_of_its_own(updates):
 def test_an_update_copies_the_weights_every_250_steps(updates):
     """From step 1,000 on: the first copy is due after the update that plays the steps 1,248 and 1,249."""
     agent, after, _ = updates
-    for online, target in zip(params(agent.online), params(agent.target)):  # before the first copy
-        np.testing.assert_array_equal(online, target)
-    for old, target, online in zip(params(agent.target), params(after.target), params(after.online)):
-        np.testing.assert_array_equal(target[2], online[2])
-        for i in (0, 1, 3):
-            assert (target[i] == old).all() and (target[i] != online[i]).any()
+    np.testing.assert_array_equal(flat(agent.online), flat(agent.target))  # before the first copy
+    for i in range(4):
+        online, target = (flat(unstack(network, (i, 0))) for network in (after.online, after.target))
+        np.testing.assert_array_equal(target, online if i == 2 else flat(agent.target))
+        assert (online != flat(agent.target)).any()
 
 
 def test_epsilon_decides_what_is_played():
@@ -263,19 +238,10 @@ def test_epsilon_decides_what_is_played():
 
 
 def test_the_learning_rate_falls_in_a_straight_line_to_its_end():
-    """Where all gradients are 1, Adam moves each weight by just the learning rate."""
     agent = new_agent("NUM_STEPS=1020", "EVAL_INTERVAL=20", "LEARNING_RATE_END=1e-4")
-    ones = jax.tree.map(jnp.ones_like, nnx.state(agent.online, nnx.Param))
-
-    def one(carry, _):
-        optimizer, online = carry
-        before = online.output.bias[0]
-        optimizer.update(online, ones)
-        return carry, before - online.output.bias[0]
-
-    _, moved = jax.jit(lambda *carry: jax.lax.scan(one, carry, length=10))(agent.optimizer, agent.online)
+    rates, _ = learning_rates(agent.optimizer, agent.online, 10)
     # 1e-3 at the first update, 1e-4 where the eleventh would be; float32 differences of about 1e-2
-    np.testing.assert_allclose(moved, np.linspace(1e-3, 1e-4, 11)[:10], atol=1e-7)
+    np.testing.assert_allclose(rates, np.linspace(1e-3, 1e-4, 11)[:10], atol=1e-7)
 
 
 @pytest.mark.parametrize("scaled", [True, False])

@@ -1,20 +1,17 @@
 """Folder 3, PPO on CartPole and on Pendulum: every formula by hand, in both scripts."""
 
-from functools import partial
-from types import SimpleNamespace
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import scipy.special
 from flax import nnx
-from folders import forward, load, params
-from jax.flatten_util import ravel_pytree
+from folders import flat, forward, learning_rates, load
+from tensorflow_probability.substrates.jax import distributions as tfd
 
-reinforce, ppo, pendulum = (load("3_Pendulum", name) for name in ("reinforce", "ppo", "pendulum"))
-environments = load("3_Pendulum", "environments")
+ppo, pendulum, environments = (load("3_Pendulum", name) for name in ("ppo", "pendulum", "environments"))
 SMALL = ["NUM_ENVS=3", "ROLLOUT_STEPS=50", "MINIBATCH_SIZE=150", "NUM_EPOCHS=1", "HIDDEN_SIZE=16",
          "EVAL_INTERVAL=300", "NUM_STEPS=600", "GAMMA=0.99", "CLIP_EPSILON=0.2"]  # fmt: skip
 
@@ -30,60 +27,47 @@ def small(script, *arguments):
     return script.configure([*SMALL, *sigma, *arguments])
 
 
+@cache
 def agent_of(script, *arguments):
-    c = small(script, *arguments)
-    return c, jax.jit(partial(script.make_agent, c))(jax.random.key(0))
+    return jax.jit(partial(script.make_agent, small(script, *arguments)))(jax.random.key(0))
 
 
-def outputs(script, network, obs):
+def outputs(script, network, obs, scaled=True):
     """A network's outputs in NumPy, before their factor."""
-    scaled = np.asarray(obs, np.float64) / script.ENV.observation_scale
+    scaled = np.asarray(obs, np.float64) / (script.ENV.observation_scale if scaled else 1)
     return forward(network, scaled, *[np.tanh] * (script is pendulum))
 
 
-def policy_of(script, actor, obs):
-    """In NumPy: log-probs of both pushes, or mean and standard deviation of the torque."""
-    found = outputs(script, actor, obs)
-    if script is ppo:
-        return SimpleNamespace(log_probs=scipy.special.log_softmax(found, axis=-1))
-    return SimpleNamespace(mean=2 * np.tanh(found[..., 0]), sigma=0.05 + np.logaddexp(0, found[..., 1]))
-
-
-def log_density(x, mean, sigma):
-    return -0.5 * ((x - mean) / sigma) ** 2 - np.log(sigma) - 0.5 * np.log(2 * np.pi)
-
-
-def log_prob_of(script, policy, action):
-    if script is ppo:
-        return np.take_along_axis(policy.log_probs, np.asarray(action)[..., None], axis=-1)[..., 0]
-    return log_density(np.asarray(action, np.float64), policy.mean, policy.sigma)
-
-
 def moved_batch(script, actor, size=4096):
-    """Steps that another policy played: the normal's mean is 0.3 lower, or the logits are others."""
-    rng = np.random.default_rng(0)
-    obs = rng.normal(size=(size, len(script.ENV.observation_scale))) * script.ENV.observation_scale
-    now = policy_of(script, actor, obs)
+    """Steps of another policy, with the policy now and that one: a mean 0.3 lower, or other logits."""
+    rng, scale = np.random.default_rng(0), script.ENV.observation_scale
+    obs = jnp.array(rng.normal(size=(size, len(scale))) * scale, jnp.float32)
+    now = script.policy(actor, obs)
     if script is ppo:
-        moved = now.log_probs + 0.3 * rng.normal(size=(size, 2))
-        old = SimpleNamespace(log_probs=scipy.special.log_softmax(moved, axis=-1))
-        action, distribution = rng.integers(2, size=size), {}
+        old, distribution = tfd.Categorical(logits=now.logits + 0.3 * rng.normal(size=(size, 2))), {}
     else:
-        old = SimpleNamespace(mean=now.mean - 0.3, sigma=1.3 * now.sigma)
-        action, distribution = rng.normal(old.mean, old.sigma), vars(old)
-    advantage, returns = rng.normal(1.0, 3.0, (2, size))
-    advantage = advantage + 2 * (2 * action - 1 if script is ppo else np.sign(action - old.mean))
-    values = dict(obs=obs, action=action, log_prob=log_prob_of(script, old, action), advantage=advantage,
-                  returns=returns, **distribution)  # fmt: skip
-    arrays = {name: jnp.array(x, jnp.int32 if x.dtype == int else jnp.float32) for name, x in values.items()}
-    return script.Batch(**arrays), now, old
+        old = tfd.Normal(now.loc - 0.3, 1.3 * now.scale)
+        distribution = {"mean": old.loc, "sigma": old.scale}
+    action = old.sample(seed=jax.random.key(0))
+    good = 2 * action - 1 if script is ppo else jnp.sign(action - old.loc)
+    advantage = jnp.array(rng.normal(1.0, 3.0, size), jnp.float32) + 2 * good
+    played = {"obs": obs, "action": action, "log_prob": old.log_prob(action)} | distribution
+    return script.Batch(**played, advantage=advantage, returns=None), now, old
 
 
-def kl(old, new):
-    """KL(old || new) of two normals: the order matters, the two directions differ by a quarter here."""
-    return (
-        np.log(new.sigma / old.sigma) + (old.sigma**2 + (old.mean - new.mean) ** 2) / (2 * new.sigma**2) - 0.5
-    )
+@pytest.mark.parametrize("scaled", [True, False])
+def test_the_policy_by_hand(script, scaled):
+    """The network in NumPy; the torque's mean within its limits, its sigma positive."""
+    c, keys = small(script, f"SCALE_OBSERVATIONS={scaled}"), jax.random.split(jax.random.key(0))
+    actor, _ = script.make_networks(c, *keys)
+    obs = np.random.default_rng(0).normal(size=(5, len(script.ENV.observation_scale)))
+    found = outputs(script, actor, obs, scaled)
+    policy = script.policy(actor, jnp.array(obs, jnp.float32))
+    if script is ppo:
+        np.testing.assert_allclose(policy.logits, found, rtol=1e-3, atol=1e-5)
+    else:
+        np.testing.assert_allclose(policy.loc, 2 * np.tanh(found[..., 0]), rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(policy.scale, 0.05 + np.logaddexp(0, found[..., 1]), rtol=1e-5)
 
 
 def brute_force_gae(reward, value, next_value, terminated, truncated, gamma, lam):
@@ -99,7 +83,7 @@ def brute_force_gae(reward, value, next_value, terminated, truncated, gamma, lam
 
 
 @pytest.mark.parametrize("gamma, lam", [(0.98, 0.85), (0.9, 1.0), (0.99, 0.0), (0.0, 0.5)])
-def test_gae_equals_the_brute_force_sum(script, gamma, lam):
+def test_gae_equals_the_brute_force_sum(gamma, lam):
     """Ends of both kinds, at times both at once; next values that differ from the next row's at every end."""
     rng = np.random.default_rng(int(100 * lam))
     reward, value, other = rng.normal(size=(3, 3, 40)).astype(np.float32)
@@ -110,129 +94,106 @@ def test_gae_equals_the_brute_force_sum(script, gamma, lam):
     arrays = reward, value, next_value, terminated, truncated
     # float32 sums of up to 40 terms of size about 1
     by_hand = brute_force_gae(*arrays, gamma, lam)
-    np.testing.assert_allclose(script.gae(*map(jnp.asarray, arrays), gamma, lam), by_hand, atol=1e-5)
+    np.testing.assert_allclose(ppo.gae(*map(jnp.asarray, arrays), gamma, lam), by_hand, atol=1e-5)
 
 
 @pytest.mark.parametrize("normalize", [True, False])
 def test_the_actors_loss_and_its_gradient_by_hand(script, normalize):
-    """NumPy in float64; the gradient against finite differences along one direction."""
-    c, agent = agent_of(script, f"NORMALIZE_ADVANTAGES={normalize}", *["BETA=0.7"] * (script is pendulum))
-    batch, now, old = moved_batch(script, agent.actor)
-    log_prob = log_prob_of(script, now, batch.action)
-    ratio, A = (
-        np.exp(log_prob - np.asarray(batch.log_prob, np.float64)),
-        np.asarray(batch.advantage, np.float64),
-    )
-    if normalize:
-        A = (A - A.mean()) / A.std()
+    c = small(script, f"NORMALIZE_ADVANTAGES={normalize}", *["BETA=0.7"] * (script is pendulum))
+    actor = agent_of(script).actor
+    batch, now, old = moved_batch(script, actor)
+    A, ratio = batch.advantage, jnp.exp(now.log_prob(batch.action) - old.log_prob(batch.action))
+    A = (A - A.mean()) / A.std() if normalize else A
     assert ((ratio < 0.8) & (A < 0)).any() and ((ratio > 1.2) & (A > 0)).any()  # the clip binds
-    expected = -np.minimum(ratio * A, np.clip(ratio, 0.8, 1.2) * A).mean()
-    expected += 0.7 * kl(old, now).mean() if script is pendulum else 0
-    loss = jax.jit(partial(script.actor_loss, c))
-    assert float(loss(agent.actor, batch)) == pytest.approx(expected, rel=1e-4, abs=1e-5)
-    gradient, bias = nnx.grad(loss)(agent.actor, batch), agent.actor.output.bias
-    value, direction, h = bias[...], jnp.array([1.0, -0.5]), 3e-3
-    ends = []
-    for sign in (1, -1):
-        bias[...] = value + sign * h * direction
-        ends.append(float(loss(agent.actor, batch)))
-    bias[...] = value
-    slope = float(gradient.output.bias[...] @ direction)
-    # float32: two losses to 1e-7, over 6e-3; and a few of 4,096 ratios cross a corner of the clip
-    assert (ends[0] - ends[1]) / (2 * h) == pytest.approx(slope, rel=0.03)
+
+    def by_hand(actor):
+        new = script.policy(actor, batch.obs)
+        ratio = jnp.exp(new.log_prob(batch.action)) / jnp.exp(old.log_prob(batch.action))
+        loss = -jnp.minimum(ratio * A, jnp.clip(ratio, 0.8, 1.2) * A).mean()
+        return loss + 0.7 * tfd.kl_divergence(old, new).mean() if script is pendulum else loss
+
+    loss, gradient = nnx.jit(nnx.value_and_grad(partial(script.actor_loss, c)))(actor, batch)
+    expected, wanted = nnx.jit(nnx.value_and_grad(by_hand))(actor)
+    assert float(loss) == pytest.approx(float(expected), rel=1e-4, abs=1e-5)
+    np.testing.assert_allclose(flat(gradient), flat(wanted), rtol=1e-3, atol=1e-5)
 
 
 def test_the_figures_of_a_moved_policy_by_hand(script):
-    c, agent = agent_of(script)
-    batch, now, old = moved_batch(script, agent.actor)
-    log_ratio = log_prob_of(script, now, batch.action) - np.asarray(batch.log_prob, np.float64)
+    c, actor = small(script), agent_of(script).actor
+    batch, now, old = moved_batch(script, actor)
+    log_ratio = np.asarray(now.log_prob(batch.action) - old.log_prob(batch.action), np.float64)
     ratio = np.exp(log_ratio)
     assert min((ratio < 0.8).mean(), (ratio > 1.2).mean()) > 0.03
-    expected = {"approx_kl": (ratio - 1 - log_ratio).mean()}
-    if script is ppo:
-        expected["entropy"] = -(np.exp(now.log_probs) * now.log_probs).sum(axis=1).mean()
-    else:
-        expected["entropy"] = (0.5 * np.log(2 * np.pi * np.e * now.sigma**2)).mean()
-        expected |= {"sigma": now.sigma.mean(), "kl": kl(old, now).mean()}
-    figures = {name: float(figure) for name, figure in script.compare_policies(c, agent.actor, batch).items()}
+    expected = {"approx_kl": (ratio - 1 - log_ratio).mean(), "entropy": now.entropy().mean()}
+    if script is pendulum:  # the two directions of the KL differ by a quarter here
+        expected |= {"sigma": now.scale.mean(), "kl": tfd.kl_divergence(old, now).mean()}
+    figures = {name: float(figure) for name, figure in script.compare_policies(c, actor, batch).items()}
     assert figures.pop("clip_fraction") == pytest.approx((np.abs(ratio - 1) > 0.2).mean(), abs=2 / 4096)
-    assert figures == pytest.approx(expected, rel=1e-3)  # float32
-
-
-def test_observations_are_seen_as_they_are_without_a_scale(script):
-    _, agent = agent_of(script, "SCALE_OBSERVATIONS=False")
-    obs = np.random.default_rng(0).normal(size=(5, len(script.ENV.observation_scale)))
-    seen = jnp.array(obs / script.ENV.observation_scale, jnp.float32)
-    np.testing.assert_allclose(agent.actor(seen), outputs(script, agent.actor, obs), rtol=1e-3, atol=1e-5)
+    assert figures == pytest.approx({name: float(x) for name, x in expected.items()}, rel=1e-3)  # float32
 
 
 def test_the_torque_starts_wide_and_centred_and_keeps_to_its_limits():
     """SIGMA_START far above the limits, too: the inverse of softplus must not overflow, as e^800 does."""
     obs = jnp.array(np.random.default_rng(0).normal(size=(1000, 3)) * [1, 1, 8], jnp.float32)
     for start in (0.06, 2.0, 800.0):
-        _, agent = agent_of(pendulum, f"SIGMA_START={start}")
-        policy = pendulum.policy(agent.actor, obs)
+        actor, _ = pendulum.make_networks(small(pendulum, f"SIGMA_START={start}"), *[jax.random.key(0)] * 2)
+        policy = pendulum.policy(actor, obs)
         # the output layer has a tenth of the usual size
         assert np.abs(policy.loc).max() < 0.5
         np.testing.assert_allclose(policy.scale, start, rtol=0.15)
     for sign in (1.0, -1.0):
-        agent.actor.output.bias[...] = jnp.array([sign * 100.0, -100.0])
-        np.testing.assert_allclose(pendulum.policy(agent.actor, obs).loc, sign * 2.0)
-        np.testing.assert_allclose(pendulum.policy(agent.actor, obs).scale, 0.05)
+        actor.output.bias[...] = jnp.array([sign * 100.0, -100.0])
+        np.testing.assert_allclose(pendulum.policy(actor, obs).loc, sign * 2.0)
+        np.testing.assert_allclose(pendulum.policy(actor, obs).scale, 0.05)
 
 
-@pytest.mark.parametrize("script, share", [(ppo, 1.0), (pendulum, 0.0), (pendulum, 0.25)])
+@pytest.mark.parametrize("script, share", [(ppo, 1.0), (pendulum, 0.25)])
 def test_the_learning_rates(script, share):
-    """Adam's step under a constant gradient is the learning rate itself: read it off the weights."""
     falling = [f"LEARNING_RATE_END={share}"] * (script is pendulum)
-    c, agent = agent_of(script, "NUM_STEPS=1500", "NUM_EPOCHS=2", *falling)  # 20 updates
-    for network, optimizer, rate in (
-        (agent.actor, agent.actor_optimizer, c.ACTOR_LEARNING_RATE),
-        (agent.critic, agent.critic_optimizer, c.CRITIC_LEARNING_RATE),
-    ):
-        ones = jax.tree.map(jnp.ones_like, nnx.state(network, nnx.Param))
-        moved = []
-        update = nnx.jit(lambda optimizer, network, ones=ones: optimizer.update(network, ones))
-        for _ in range(21):
-            before = params(network)[0]
-            update(optimizer, network)
-            moved.append((before - params(network)[0]).mean())
+    arguments = ["NUM_STEPS=1500", "NUM_EPOCHS=2", *falling]  # 20 updates
+    c, agent = small(script, *arguments), agent_of(script, *arguments)
+    for name, rate in (("actor", c.ACTOR_LEARNING_RATE), ("critic", c.CRITIC_LEARNING_RATE)):
+        rates, optimizer = learning_rates(getattr(agent, f"{name}_optimizer"), getattr(agent, name), 21)
         # differences of float32
-        np.testing.assert_allclose(moved, rate * np.linspace(1, share, 21), rtol=1e-2, atol=1e-3 * rate)
+        np.testing.assert_allclose(rates, rate * np.linspace(1, share, 21), rtol=1e-2, atol=1e-3 * rate)
         if script is pendulum:  # Adam's first moment is the mean of the shortened gradients, here all alike
             mean = optax.global_norm(optimizer.opt_state[1][0].mu) / (1 - 0.9**21)
             assert float(mean) == pytest.approx(c.MAX_GRAD_NORM, rel=1e-4)  # float32
 
 
-@pytest.fixture(scope="module")
-def played(script):
-    """Constants, an untrained agent, its rollout, the agent after it; an episode reaches its limit."""
-    c, agent = agent_of(script)
-    steps = jnp.array([0, script.ENV.max_episode_steps - 3, 5])
-    agent = agent._replace(env_state=agent.env_state._replace(steps=steps))
-    following, rollout = jax.jit(partial(script.collect, c))(agent, jax.random.key(1))
-    return c, agent, rollout, following
+@cache
+def program(script, name):
+    return jax.jit(partial(getattr(script, name), small(script, "NORMALIZE_ADVANTAGES=False")))
 
 
-def test_a_rollout_is_what_its_policy_played_and_its_critic_said(script, played):
-    _, agent, rollout, following = played
-    t, policy = rollout.transition, policy_of(script, agent.actor, rollout.transition.obs)
-    np.testing.assert_allclose(rollout.log_prob, log_prob_of(script, policy, t.action), atol=1e-4)
+def of_sgd(script, rates):
+    """An untrained agent that learns by plain SGD."""
+    agent = agent_of(script)
+    optimizers = {f"{name}_optimizer": nnx.Optimizer(getattr(agent, name), optax.sgd(rate), wrt=nnx.Param)
+                  for name, rate in rates.items()}  # fmt: skip
+    return agent._replace(**optimizers)
+
+
+def test_a_rollout_is_what_its_policy_played_and_its_critic_said(script):
+    """Of an untrained agent; one episode reaches its limit."""
+    agent, steps = agent_of(script), jnp.array([0, script.ENV.max_episode_steps - 3, 5])
+    start = agent._replace(env_state=agent.env_state._replace(steps=steps))
+    following, rollout = program(script, "collect")(start, jax.random.key(1))
+    t, policy = rollout.transition, script.policy(agent.actor, rollout.transition.obs)
+    np.testing.assert_allclose(rollout.log_prob, policy.log_prob(t.action), atol=1e-4)
     factor = 100 if script is ppo else 1
     for found, obs in ((rollout.value, t.obs), (rollout.next_value, t.next_obs)):
         value = factor * outputs(script, agent.critic, obs)[..., 0]
         np.testing.assert_allclose(found, value, rtol=1e-3, atol=1e-4)  # float32
     if script is pendulum:  # torques of a normal around 0 with sigma 2: a third beyond the limits, as drawn
-        np.testing.assert_allclose(rollout.mean, policy.mean, atol=1e-4)
-        np.testing.assert_allclose(rollout.sigma, policy.sigma, atol=1e-4)
+        np.testing.assert_allclose([rollout.mean, rollout.sigma], [policy.loc, policy.scale], atol=1e-4)
         assert 0.2 < (np.abs(t.action) > 2).mean() < 0.45 and len(np.unique(t.action)) == t.action.size
     ended, steps = np.asarray(t.terminated | t.truncated), np.asarray(following.env_state.steps)
     assert t.truncated[1, 2] and ended[1, :3].sum() == 1
     on = ~ended[:, :-1]
     np.testing.assert_array_equal(t.obs[:, 1:][on], t.next_obs[:, :-1][on])
-    assert (
-        (t.obs[:, 1:] != t.next_obs[:, :-1]).any(axis=-1)[~on].all()
-    )  # the true last one, then a new episode
+    # the true last one, then a new episode
+    assert (t.obs[:, 1:] != t.next_obs[:, :-1]).any(axis=-1)[~on].all()
     np.testing.assert_array_equal(following.env_state.obs[~ended[:, -1]], t.next_obs[:, -1][~ended[:, -1]])
     earned = np.zeros(3)
     for i in range(50):
@@ -244,18 +205,13 @@ def test_a_rollout_is_what_its_policy_played_and_its_critic_said(script, played)
 
 def test_an_update_by_hand(script):
     """One mini-batch, plain SGD: at a ratio of 1 the actor climbs A log pi, the critic nears its targets."""
-    c, agent = agent_of(script, "NORMALIZE_ADVANTAGES=False")
-    before, rng = jax.tree.map(jnp.copy, agent), jax.random.key(5)
+    before, rng = agent_of(script), jax.random.key(5)
     rates = {"actor": 1.0, "critic": 1e-4 if script is ppo else 1e-2}
-    sgd = {
-        f"{name}_optimizer": nnx.Optimizer(getattr(agent, name), optax.sgd(rate), wrt=nnx.Param)
-        for name, rate in rates.items()
-    }
-    after, figures = jax.jit(partial(script.update, c))(agent._replace(**sgd), rng)
-    _, rollout = jax.jit(partial(script.collect, c))(before, jax.random.split(rng)[0])
+    after, figures = program(script, "update")(of_sgd(script, rates), rng)
+    _, rollout = program(script, "collect")(before, jax.random.split(rng)[0])
     t, value = rollout.transition, np.asarray(rollout.value, np.float64)
     arrays = t.reward, value, rollout.next_value, t.terminated, t.truncated
-    A = brute_force_gae(*map(np.asarray, arrays), c.GAMMA, c.GAE_LAMBDA)
+    A = brute_force_gae(*map(np.asarray, arrays), 0.99, small(script).GAE_LAMBDA)
     returns = jnp.array(A + value, jnp.float32)
     wanted = {
         "actor": lambda actor: (
@@ -264,9 +220,8 @@ def test_an_update_by_hand(script):
         "critic": lambda critic: ((returns - script.value(critic, t.obs)) ** 2).mean(),
     }
     for name, loss in wanted.items():
-        gradient = ravel_pytree(nnx.jit(nnx.grad(loss))(getattr(before, name)))[0]
-        moved = [old - new for old, new in zip(*(params(getattr(x, name)) for x in (before, after)))]
-        moved = np.concatenate([x.ravel() for x in moved]) / rates[name]
+        gradient = flat(nnx.jit(nnx.grad(loss))(getattr(before, name)))
+        moved = (flat(getattr(before, name)) - flat(getattr(after, name))) / rates[name]
         # weights near 1 keep about 1e-7 of what moves them
         np.testing.assert_allclose(moved, gradient, rtol=1e-2, atol=1e-3 * np.abs(gradient).max())
         assert np.abs(gradient).max() > 1e-3
@@ -281,46 +236,38 @@ def test_an_update_by_hand(script):
     assert ended.any() == (script is ppo)  # a pendulum's episode is longer
 
 
-def test_each_epoch_has_every_step_once_in_an_order_of_its_own(script, monkeypatch):
+def test_each_epoch_has_every_step_once_in_an_order_of_its_own(monkeypatch):
     seen = []
 
-    def spy(c, agent, batch):
+    def spy(c, actor_loss, agent, batch):
         jax.debug.callback(seen.append, batch.obs, ordered=True)
         return jnp.float32(0)
 
-    monkeypatch.setattr(script, "train_step", spy)
-    c = small(script, "NUM_EPOCHS=3", "MINIBATCH_SIZE=10")
-    batch = script.Batch(*[jnp.arange(40.0)] * len(script.Batch._fields))
-    script.learn(c, jnp.float32(0), batch, jax.random.key(0))
+    monkeypatch.setattr(ppo, "train_step", spy)
+    c = small(ppo, "NUM_EPOCHS=3", "MINIBATCH_SIZE=10")
+    batch = ppo.Batch(*[jnp.arange(40.0)] * len(ppo.Batch._fields))
+    ppo.learn(c, None, jnp.float32(0), batch, jax.random.key(0))
     jax.effects_barrier()
     epochs = np.reshape(seen, (3, 40))
     np.testing.assert_array_equal(np.sort(epochs, axis=1), [np.arange(40)] * 3)
     assert len({tuple(epoch) for epoch in epochs.tolist()}) == 3
 
 
-@pytest.mark.parametrize("script", [reinforce, ppo, pendulum], ids=["reinforce", "ppo", "pendulum"])
-def test_a_row_of_the_log_is_two_updates_with_keys_of_their_own(script, monkeypatch):
-    """And a look at the policy. No pole falls in five steps: a rollout of REINFORCE has 20 here."""
-    if script is reinforce:
-        cut = environments.Environment(**vars(reinforce.ENV) | {"max_episode_steps": 5})
-        monkeypatch.setattr(reinforce, "ENV", cut)
-        arguments = ["NUM_ENVS=4", "HIDDEN_SIZE=16", "CRITIC_STEPS=2", "EVAL_INTERVAL=40", "NUM_STEPS=80"]
-    c, rng = script.configure(arguments) if script is reinforce else small(script), jax.random.key(7)
-    agent = jax.jit(partial(script.make_agent, c))(rng)
-    learned, row = jax.jit(partial(script.learn_and_evaluate, c))(rng, jax.tree.map(jnp.copy, agent), 0)
-    *_, eval_rng, learning_rng = jax.random.split(rng, 4 if script is reinforce else 5)
-    update, figures = jax.jit(partial(script.update, c)), []
+def test_a_row_of_the_log_is_two_updates_with_keys_of_their_own(script):
+    """And a look at the policy."""
+    rates = {"actor": 1.0, "critic": 1e-4 if script is ppo else 1e-2}
+    agent, rng, figures = of_sgd(script, rates), jax.random.key(7), []
+    learned, row = program(script, "learn_and_evaluate")(rng, agent, 0)
+    *_, eval_rng, learning_rng = jax.random.split(rng, 5)
     for i in range(2):
-        agent, figure = update(agent, jax.random.fold_in(learning_rng, i))
+        agent, figure = program(script, "update")(agent, jax.random.fold_in(learning_rng, i))
         figures.append(figure)
-    for a, b in zip(
-        params(learned.actor) + params(learned.critic), params(agent.actor) + params(agent.critic)
-    ):
-        np.testing.assert_allclose(a, b, atol=1e-5)  # float32
-    for name in figures[0].keys() - {"episode_return"}:
-        values = [x[name][0] if isinstance(x[name], tuple) else x[name] for x in figures]
-        if name != "explained_variance" or script is reinforce:
-            assert float(getattr(row, name)) == pytest.approx(float(np.mean(values)), rel=1e-3, abs=1e-5)
-    assert (row.num_updates, row.env_step) == (2, 40 if script is reinforce else 300)
+    for network in ("actor", "critic"):
+        weights = (flat(getattr(x, network)) for x in (learned, agent))
+        np.testing.assert_allclose(*weights, atol=1e-5)  # float32
+    for name in figures[0].keys() - {"episode_return", "explained_variance"}:
+        mean = np.mean([figure[name][0] for figure in figures])
+        assert float(getattr(row, name)) == pytest.approx(float(mean), rel=1e-3, abs=1e-5)
+    assert (row.num_updates, row.env_step) == (2, 300)
     look = environments.quick_evaluate(script.ENV, script.policy, agent.actor, eval_rng)
     assert float(row.eval_return) == pytest.approx(float(look), rel=1e-2)

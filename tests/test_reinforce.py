@@ -1,6 +1,5 @@
 """Folder 3, REINFORCE: credit, baselines and an update by hand, the masks."""
 
-import itertools
 from dataclasses import replace
 from functools import partial
 
@@ -11,14 +10,12 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from folders import forward, load, params
-from jax.flatten_util import ravel_pytree
+from folders import flat, forward, load
 
 reinforce = load("3_Pendulum", "reinforce")
 # All that a figure below depends on: what the defaults are doesn't matter.
 GIVEN = ["HIDDEN_SIZE=8", "GAMMA=0.99", "BASELINE=critic_baseline", "REWARD_TO_GO=True",
          "CRITIC_LEARNING_RATE=3e-3", "CRITIC_STEPS=2"]  # fmt: skip
-gradient_of = jax.jit(nnx.grad(reinforce.actor_loss))
 
 
 def given(*arguments):
@@ -38,10 +35,6 @@ def credit_of(c, rollout):
     """As `update` makes it."""
     credit = reinforce.discounted_returns if c.REWARD_TO_GO else reinforce.whole_return
     return rollout.alive * credit(rollout.reward, c.GAMMA)
-
-
-def flat(gradient):
-    return np.asarray(ravel_pytree(gradient)[0], np.float64)
 
 
 def rollout_of(actions, rewards, lengths, obs=None):
@@ -140,58 +133,6 @@ def test_the_critic_sees_the_state_and_the_clock():
     assert loss == pytest.approx(((np.asarray(returns) - values) ** 2).mean(), rel=1e-4)
 
 
-# --- the gradient, against exact expectations on worlds small enough to enumerate
-
-
-class SmallWorld:
-    """Up to three actions; what is seen, earned and when it ends depends on all actions so far."""
-
-    def __init__(self, steps):
-        rng, obs, reward = np.random.default_rng(0), {}, {}
-        self.sequences = np.array(list(itertools.product((0, 1), repeat=steps)))  # [N, T]
-        for sequence, t in itertools.product(self.sequences.tolist(), range(steps)):
-            obs.setdefault(tuple(sequence[:t]), rng.normal(size=4))
-            reward.setdefault(tuple(sequence[: t + 1]), 2 + rng.normal())  # mostly positive, as in CartPole
-        lengths = [2 if steps == 3 and first == 1 else steps for first in self.sequences[:, 0]]
-        seen = [[obs[tuple(s[:t])] for t in range(steps)] for s in self.sequences.tolist()]
-        earned = [[reward[tuple(s[: t + 1])] for t in range(steps)] for s in self.sequences.tolist()]
-        self.episodes = rollout_of(self.sequences, earned, lengths, seen)
-
-    def probabilities(self, actor):
-        """Of each sequence, [N]; actions after the end are drawn too and change nothing."""
-        log_probs = jax.nn.log_softmax(actor(self.episodes.obs))  # [N, T, 2]
-        taken = jnp.take_along_axis(log_probs, self.episodes.action[..., None], axis=-1)
-        return jnp.exp(taken.sum(axis=(1, 2)))
-
-    def gradient(self, actor, gamma):
-        """Of the exact expected return J = sum over sequences of p * return."""
-        returns = (gamma ** jnp.arange(self.sequences.shape[1]) * self.episodes.reward).sum(axis=1)
-        return flat(nnx.jit(nnx.grad(lambda actor: self.probabilities(actor) @ returns))(actor))
-
-
-# return to go is the exact gradient without discount; the whole return with any (see `whole_return`)
-@pytest.mark.parametrize("reward_to_go, gamma", [(True, 1.0), (False, 1.0), (False, 0.7)])
-@pytest.mark.parametrize("baseline", ["no_baseline", "critic_baseline"])
-def test_the_expected_estimate_is_the_gradient_of_the_expected_return(reward_to_go, gamma, baseline):
-    """The estimate's exact mean: every sequence once, each weighted by its probability."""
-    c, actor, critic = networks_of(f"GAMMA={gamma}", f"REWARD_TO_GO={reward_to_go}", seed=1)
-    world = SmallWorld(3)
-    earned = credit_of(c, world.episodes)
-    # wrong values, but of the returns' size: about 2, and different from state to state
-    largest = sum(gamma**k for k in range(500))
-    critic.output.kernel[...] = critic.output.kernel[...] * 20 / largest
-    critic.output.bias[...] = jnp.array([2 / largest])
-    subtracted = reinforce.BASELINES[baseline](world.episodes, earned, critic)
-    assert baseline == "no_baseline" or (np.abs(subtracted).max() > 2 and np.std(subtracted) > 0.1)
-    weighted = (earned - subtracted) * 8 * world.probabilities(actor)[:, None]
-    exact = world.gradient(actor, gamma)
-    assert np.abs(exact).max() > 0.1
-    # float32 gradients of size 1
-    np.testing.assert_allclose(
-        -flat(gradient_of(actor, batch_of(world.episodes, weighted))), exact, atol=1e-5
-    )
-
-
 def test_no_gradient_flows_through_the_advantage():
     """Else the actor's loss would move the critic."""
     _, actor, _ = networks_of()
@@ -234,9 +175,8 @@ def test_an_update_by_hand(baseline, reward_to_go):
         return -(rollout.alive * advantage * log_prob).sum() / 4
 
     gradient = nnx.jit(nnx.grad(loss))(before.actor)
-    for old, new, slope in zip(params(before.actor), params(agent.actor), jax.tree.leaves(gradient)):
-        # weights move by up to hundreds at this rate: float32 differences of them
-        np.testing.assert_allclose(old - new, slope, rtol=1e-4, atol=1e-3)
+    # weights move by up to hundreds at this rate: float32 differences of them
+    np.testing.assert_allclose(flat(before.actor) - flat(agent.actor), flat(gradient), rtol=1e-4, atol=1e-3)
     played = np.asarray(rollout.alive) > 0
     losses = [np.mean((returns - value)[played] ** 2) for value in values]
     assert losses[1] < losses[0] if baseline == "critic_baseline" else losses[1] == losses[0]
@@ -250,3 +190,23 @@ def test_an_update_by_hand(baseline, reward_to_go):
     }
     assert {k: float(v) for k, v in figures.items()} == pytest.approx(expected, rel=1e-3, abs=1e-6)
     assert (agent.env_step, agent.num_updates) == (played.sum(), 1)
+
+
+def test_a_row_of_the_log_is_two_updates_with_keys_of_their_own(monkeypatch):
+    """And a look at the policy. No pole falls in five steps: a rollout has 20 here."""
+    monkeypatch.setattr(reinforce, "ENV", replace(reinforce.ENV, max_episode_steps=5))
+    c, rng, figures = given("NUM_ENVS=4", "EVAL_INTERVAL=40", "NUM_STEPS=80"), jax.random.key(7), []
+    agent = agent_of(c)
+    learned, row = jax.jit(partial(reinforce.learn_and_evaluate, c))(rng, agent, 0)
+    *_, eval_rng, learning_rng = jax.random.split(rng, 4)
+    update = jax.jit(partial(reinforce.update, c))
+    for i in range(2):
+        agent, figure = update(agent, jax.random.fold_in(learning_rng, i))
+        figures.append(figure)
+    look = reinforce.quick_evaluate(reinforce.ENV, reinforce.policy, agent.actor, eval_rng)
+    assert row.eval_return == look
+    for name in figures[0]:
+        assert getattr(row, name) == pytest.approx(np.mean([figure[name] for figure in figures]), rel=1e-3)
+    assert (row.num_updates, row.env_step) == (2, 40)
+    np.testing.assert_allclose(flat(learned.critic), flat(agent.critic), atol=1e-5)  # float32
+    np.testing.assert_allclose(flat(learned.actor), flat(agent.actor), atol=1e-5)
