@@ -11,7 +11,6 @@ import test_load_llama
 from flax import nnx
 from short_runs import load_weights
 from table_policy import train_llm
-from tunix.generate.tokenizer_adapter import TokenizerAdapter
 
 import grpo_llama3_1_8b_demo as demo
 import inference
@@ -19,7 +18,7 @@ import reward_func
 import settings
 from model import llama, lora
 from model.load import load_llm
-from model.rollout import MaxTextRollout, sampling
+from model.rollout import sampling
 from run import run_folder
 from task import prompts, run_grader
 from tools import convert_checkpoint as convert
@@ -110,11 +109,6 @@ def test_only_the_named_weights_get_matrices():
     assert lora.count_parameters(hf, 2, "q_proj,o_proj") == 3 * 2 * (96 + 96) * 2  # layers x rank x ...
 
 
-def greedy_answers(rollout, rows):
-    how = sampling(constants(*RUN), "greedy", seed=jax.random.key(0))
-    return rollout.generate([row["prompts"] for row in rows], how).text
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lora")
@@ -125,8 +119,11 @@ def trained(tmp_path_factory):
     rows = prompts.make_prompts(c, questions[:16], source, tokenizer, False, folder / "too_long.csv")
     with run_folder.open_run(c) as run:
         llm = load_llm(c, model, hf, tokenizer)
-        train_llm(c, llm, run_grader.make_grader("", "", reward_func, rows), rows, run.folder)
-    return llm, folder / "run", rows, greedy_answers(llm.rollout, rows)
+        log = train_llm(c, llm, run_grader.make_grader("", "", reward_func, rows), rows, run.folder)
+    # the sampler's merged weights are the trainer's W and A B; float32 in another order
+    assert max(row["mismatch_max"] for row in log) < 1e-3
+    how = sampling(c, "greedy", seed=jax.random.key(0))
+    return llm, folder / "run", rows, llm.rollout.generate([row["prompts"] for row in rows], how).text
 
 
 def test_only_a_and_b_change_and_the_reference_is_the_frozen_base_itself(trained):
@@ -148,19 +145,13 @@ def test_only_a_and_b_change_and_the_reference_is_the_frozen_base_itself(trained
 
 
 def test_the_merged_export_is_the_adapted_model(trained, empty_folder):
-    llm, run_dir, rows, greedy = trained
+    llm, run_dir, *_ = trained
     convert.main([f"SOURCE={run_dir}", "TARGET=merged"])
-    exported, mesh, config, hf = load("merged", rows=16)
+    exported, mesh, *_ = load("merged")
     adapted = logits(llm.actor, mesh)
     # float32: another order of sums, and the query weights once divided and multiplied by sqrt(head_dim)
     np.testing.assert_allclose(logits(exported, mesh), adapted, atol=1e-3)
     assert np.abs(adapted - logits(load()[0], mesh)).max() > 0.5  # which the base model is not
-    tokenizer = llama.load_tokenizer(empty_folder / "merged")
-    rollout = MaxTextRollout(
-        exported, TokenizerAdapter(tokenizer), mesh, sampling(constants(*RUN)),
-        maxtext_config=config, hf=hf,
-    )  # fmt: skip
-    assert greedy_answers(rollout, rows) == greedy
 
 
 def test_inference_answers_with_the_adapted_weights(trained, capsys):

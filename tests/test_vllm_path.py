@@ -245,6 +245,7 @@ def test_a_small_lora_update_arrives_in_bfloat16_only_if_it_is_rounded_at_random
     base, mesh, config, hf = load(on_the_grid(tmp_path / "model"), scan_layers=True)
     weights = safetensors.numpy.load_file(tmp_path / "model" / "model.safetensors")
     adapted, merge = lora.add_lora(base, mesh, config, 4, 4.0, ",".join(lora.TARGETS), seed=0)
+    merge = jax.jit(merge)
     params, mapping = nnx.state(adapted, nnx.Param), engine_mapping(adapted, config.model_name, hf.head_dim)
     shapes = {name: array.shape for name, array in engine_weights(hf, weights, hf.head_dim).items()}
 
