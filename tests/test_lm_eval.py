@@ -5,6 +5,8 @@ import dataclasses
 import json
 import re
 import shlex
+import tomllib
+from pathlib import Path
 
 import jinja2
 import pytest
@@ -72,21 +74,7 @@ def test_the_tiny_model_stops_at_its_own_token():
     assert TASKS["tiny_gsm8k"]["generation_kwargs"]["until"] == [said["eos_token"]]
 
 
-ANSWERS = [
-    "<reasoning>8-6=2,2+5=7</reasoning><answer>7</answer>",
-    "<reasoning>8-6=2,2+5=7</reasoning>7</answer>",
-    "<reasoning>8+6=14</reasoning><answer>14</answer>",
-    "<reasoning>2+5=7</reasoning><answer>7",
-    "<answer>7</answer><answer>8</answer>",
-    "<answer>8</answer><answer>7</answer>",
-    "Mia has 3 + 4 = 7 shells.",
-    "She has 7.",
-    "It costs $7.",
-    "7",
-    "There are 7 and then 10",
-    "none",
-    "",
-]
+ANSWERS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["answers"]
 
 
 @pytest.mark.parametrize("text", ANSWERS)

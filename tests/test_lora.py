@@ -40,9 +40,9 @@ def load(folder="tiny_llama", rows=4, **changes):
 
 def logits(adapter, mesh):
     """[4, 20, V], of random tokens."""
-    tokens = jnp.array(np.random.default_rng(0).integers(4, 70, (4, 20)), jnp.int32)
-    with mesh:
-        return np.asarray(adapter(tokens, jnp.broadcast_to(jnp.arange(20), (4, 20)), None, None)[0])
+    tokens = np.random.default_rng(0).integers(4, 70, (4, 20), np.int32)
+    positions = np.broadcast_to(np.arange(20, dtype=np.int32), tokens.shape)
+    return test_load_llama.logits_of(adapter, mesh, dict(tokens=tokens, positions=positions))
 
 
 def flat(model, kind=nnx.Param):

@@ -244,15 +244,12 @@ def to_run_config(c, hf: transformers.PretrainedConfig, rows: int = 0, **machine
     """The MaxText config of a training run: B * G sequences (or `rows`) per pass, weights split over all
     devices; `machine` as in `to_maxtext_config`.
     """
-    names = ("dtype", "weight_dtype", "attention", "scan_layers", "remat_policy")
     return to_maxtext_config(
-        hf,
-        rows=rows or c.BATCH_SIZE * c.NUM_GENERATIONS,
-        prompt_tokens=c.MAX_PROMPT_LENGTH,
-        new_tokens=c.TOTAL_GENERATION_STEPS,
-        **{name: getattr(c, name.upper()) for name in names},
-        **{"ici_tensor_parallelism": c.TRAINER_TENSOR_PARALLEL} | machine,
-    )
+        hf, rows=rows or c.BATCH_SIZE * c.NUM_GENERATIONS,
+        prompt_tokens=c.MAX_PROMPT_LENGTH, new_tokens=c.TOTAL_GENERATION_STEPS,
+        dtype=c.DTYPE, weight_dtype=c.WEIGHT_DTYPE, attention=c.ATTENTION, scan_layers=c.SCAN_LAYERS,
+        remat_policy=c.REMAT_POLICY, **{"ici_tensor_parallelism": c.TRAINER_TENSOR_PARALLEL} | machine,
+    )  # fmt: skip
 
 
 @functools.cache  # equal arguments give the same function object, so compiled programs are shared

@@ -180,20 +180,13 @@ class MaxTextRollout(BaseRollout):
     def _spread_rows(self, passes, rows):
         """Repeats the prompt passes' output for each answer; `rows` [B] maps answers to prompt rows."""
 
-        def batch_axis(variable):
-            names = variable.get_metadata("out_sharding")
-            batch = common_types.CACHE_BATCH, common_types.CACHE_BATCH_PREFILL
-            return next((i for i, name in enumerate(names) if name in batch), -1)
-
-        axes = nnx.traversals.unflatten_mapping(
-            {path: batch_axis(leaf) for path, leaf in nnx.to_flat_state(self._prompt_cache)}
-        )
-
-        def spread(axis, *parts):
-            return parts[0] if axis < 0 else jnp.concatenate(parts, axis).take(rows, axis)
+        def spread(one, whole, *parts):  # the shapes of R and of B rows: their axis is where these differ
+            axis = next((i for i, n in enumerate(one.shape) if n != whole.shape[i]), None)
+            return parts[0] if axis is None else jnp.concatenate(parts, axis).take(rows, axis)
 
         logits, caches = zip(*passes)
-        return jnp.concatenate(logits)[rows], jax.tree.map(spread, axes, *caches)
+        shapes = map(nnx.to_pure_dict, (self._prompt_cache, self._cache))
+        return jnp.concatenate(logits)[rows], jax.tree.map(spread, *shapes, *caches)
 
     def _prompts_done(self, params, prompts: np.ndarray) -> tuple[jax.Array, Any]:
         """Logits [B, V] of the first tokens and the KV cache for prompts [B, P], each computed once."""
@@ -265,11 +258,8 @@ class MaxTextRollout(BaseRollout):
         return self._merge(params) if self._merge else params
 
     def encode(self, prompts: Sequence[str], P: int) -> np.ndarray:
-        """Prompts as int32 [len(prompts), P], left-padded; raises ValueError if one is longer."""
+        """Prompts of at most P tokens as int32 [len(prompts), P], left-padded."""
         ids_of = {p: self.tokenizer.encode(p, add_special_tokens=False) for p in dict.fromkeys(prompts)}
-        longest = max(len(ids) for ids in ids_of.values())
-        if longest > P:
-            raise ValueError(f"a prompt has {longest} tokens, max_prompt_length is {P}")
         padded = np.full((len(prompts), P), self.pad_id(), np.int32)
         for row, prompt in zip(padded, prompts, strict=True):
             row[P - len(ids_of[prompt]) :] = ids_of[prompt]

@@ -15,6 +15,7 @@ import numpy as np
 import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from model.versions import first_line
 from settings import UserError
 
 SIZES = {  # of config.json, and their fields in GGUF's header
@@ -40,7 +41,7 @@ class GGUFLlama:
         except UserError:
             raise
         except Exception as error:  # the reader runs past the end of the file; fields are missing or odd
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = first_line(error) or type(error).__name__
             raise UserError(f"SOURCE={path}: not a whole GGUF file ({reason}); fetch it again") from None
 
     def refuse(self) -> None:
