@@ -1,6 +1,5 @@
 """The tasks for lm-eval, which is not installed here, ask what the main script asks and grade as it does."""
 
-import csv
 import dataclasses
 import json
 import re
@@ -14,26 +13,20 @@ import yaml
 
 import grpo_llama3_1_8b_demo as demo
 import settings
+from run.machine import rows_of
 from settings import HERE
 from task import questions, task_rewards
 from task.grading import grade, grade_lenient
 
 ROOT = HERE.parent
 TASKS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((HERE / "lm_eval").glob("*.yaml"))}
-FIGURES = {
-    "tiny_gsm8k": "once_per_answer.csv",
-    "small_numbers": "smollm2_seeds.csv",
-}  # of the run behind each task
-
-
-def rows_of(name):
-    with open(HERE / "assets" / name, newline="") as file:
-        return list(csv.DictReader(file))
+FIGURES = dict(tiny_gsm8k="once_per_answer.csv", small_numbers="smollm2_seeds.csv")  # of each task's run
 
 
 def constants_of(task):
     """The constants of the run whose questions a task asks, from the command of its figures."""
-    [_, script, *arguments] = shlex.split(rows_of(FIGURES[task])[0]["command"])
+    row = next(iter(rows_of(HERE / "assets" / FIGURES[task])))
+    [_, script, *arguments] = shlex.split(row["command"])
     assert script == "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py"
     return dataclasses.asdict(settings.read(demo.Constants, arguments))
 

@@ -16,7 +16,8 @@ from settings import UserError
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 REFUSED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["refused"]
-CONFIGS = ["grouped_kv_heads", "tied_embeddings", "llama31_rope", "llama32_rope", "qwen3", "qwen3_tied"]
+FAST = ["grouped_kv_heads", "llama31_rope", "llama32_rope", "qwen3", "tiny_llama"]
+SLOW = [pytest.param(name, False, marks=pytest.mark.slow) for name in ("tied_embeddings", "qwen3_tied")]
 
 
 def logits_of(adapter, mesh, golden):
@@ -51,7 +52,7 @@ def tolerance(golden):
 
 @pytest.mark.parametrize(
     ("name", "scan_layers"),
-    [*((name, False) for name in (*CONFIGS, "tiny_llama")), ("llama31_rope", True), ("qwen3", True)],
+    [*((name, False) for name in FAST), ("llama31_rope", True), ("qwen3", True), *SLOW],
 )
 def test_logits_equal_transformers(name, scan_layers):
     shipped = name == "tiny_llama"
