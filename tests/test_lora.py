@@ -29,10 +29,6 @@ RUN = ["LORA_RANK=4", "LORA_ALPHA=12.0", "NUM_BATCHES=4", "BATCH_SIZE=4", "NUM_G
        "SAVE_INTERVAL_STEPS=2", "WARMUP_FRACTION=0.0", "LEARNING_RATE=0.02", "SEED=3"]  # fmt: skip
 
 
-def constants(*arguments):
-    return settings.read(demo.Constants, arguments)
-
-
 @functools.cache  # nobody changes what is loaded
 def load(folder="tiny_llama", rows=4, **changes):
     return test_load_llama.load(folder, rows, 28, 28, **changes)
@@ -112,7 +108,7 @@ def test_only_the_named_weights_get_matrices():
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lora")
-    c = constants(*RUN, f"RUN_DIR={folder / 'run'}")
+    c = settings.read(demo.Constants, [*RUN, f"RUN_DIR={folder / 'run'}"])
     model, hf = llama.load_hf_config(c.MODEL)
     tokenizer = llama.load_tokenizer(model)
     questions, source = prompts.read_data(c, None)["test"]
