@@ -189,15 +189,9 @@ def add_prompts(c: Constants, rows, tokenizer, think_tags: bool = False) -> list
     return rows
 
 
-def how_to_sample(c: Constants):
-    """A `RolloutConfig` for SAMPLING, or else for SAMPLES."""
-    name = c.SAMPLING or ("greedy" if c.SAMPLES == 1 else "standard")
-    return sampling(c, name, seed=jax.random.key(c.SEED))
-
-
-def ask(c: Constants, rollout, rows: list[dict[str, Any]], name: str):
+def ask(c: Constants, rollout, how, rows: list[dict[str, Any]], name: str):
     """SAMPLES completions of each prompt as Tunix's RolloutOutput; also stores them in the row as `name`."""
-    output = rollout.generate([row["prompts"] for row in rows for _ in range(c.SAMPLES)], how_to_sample(c))
+    output = rollout.generate([row["prompts"] for row in rows for _ in range(c.SAMPLES)], how)
     for i, row in enumerate(rows):
         row[name] = output.text[i * c.SAMPLES : (i + 1) * c.SAMPLES]
     return output
@@ -228,18 +222,20 @@ def main(arguments: Sequence[str]) -> None:
     rows = add_prompts(c, rows, tokenizer, grader.think_tags)
 
     rollout = trained.make_rollout(c, tokenizer, len(rows) * c.SAMPLES, checkpoint)
+    by_default = "greedy" if c.SAMPLES == 1 else "standard"
+    how = sampling(c, c.SAMPLING or by_default, seed=jax.random.key(c.SEED))
     if c.COMPARE:
-        ask(c, rollout, rows, "before")
+        ask(c, rollout, how, rows, "before")
     if checkpoint:
         trained.restore(rollout, root, step)
     if question and c.SAMPLES == 1 and not c.COMPARE:
         rows[0]["after"] = [""]
-        for piece in rollout.stream(rows[0]["prompts"], how_to_sample(c)):
+        for piece in rollout.stream(rows[0]["prompts"], how):
             print(shown(piece), end="", flush=True)
             rows[0]["after"][0] += piece
         print(shown(asked.judged(grader, rows[0]["after"][0], rows[0])))
     else:
-        output = ask(c, rollout, rows, "after")
+        output = ask(c, rollout, how, rows, "after")
         asked.show(rows, grader)
     if path:
         asked.write_rows(path, rows, grader)

@@ -1,10 +1,11 @@
 """The tasks for lm-eval, which is not installed here, ask what the main script asks and grade as it does."""
 
-import csv
 import dataclasses
 import json
 import re
 import shlex
+import tomllib
+from pathlib import Path
 
 import jinja2
 import pytest
@@ -12,26 +13,20 @@ import yaml
 
 import grpo_llama3_1_8b_demo as demo
 import settings
+from run.machine import rows_of
 from settings import HERE
 from task import questions, task_rewards
 from task.grading import grade, grade_lenient
 
 ROOT = HERE.parent
 TASKS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((HERE / "lm_eval").glob("*.yaml"))}
-FIGURES = {
-    "tiny_gsm8k": "once_per_answer.csv",
-    "small_numbers": "smollm2_seeds.csv",
-}  # of the run behind each task
-
-
-def rows_of(name):
-    with open(HERE / "assets" / name, newline="") as file:
-        return list(csv.DictReader(file))
+FIGURES = dict(tiny_gsm8k="once_per_answer.csv", small_numbers="smollm2_seeds.csv")  # of each task's run
 
 
 def constants_of(task):
     """The constants of the run whose questions a task asks, from the command of its figures."""
-    [_, script, *arguments] = shlex.split(rows_of(FIGURES[task])[0]["command"])
+    row = next(iter(rows_of(HERE / "assets" / FIGURES[task])))
+    [_, script, *arguments] = shlex.split(row["command"])
     assert script == "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py"
     return dataclasses.asdict(settings.read(demo.Constants, arguments))
 
@@ -72,21 +67,7 @@ def test_the_tiny_model_stops_at_its_own_token():
     assert TASKS["tiny_gsm8k"]["generation_kwargs"]["until"] == [said["eos_token"]]
 
 
-ANSWERS = [
-    "<reasoning>8-6=2,2+5=7</reasoning><answer>7</answer>",
-    "<reasoning>8-6=2,2+5=7</reasoning>7</answer>",
-    "<reasoning>8+6=14</reasoning><answer>14</answer>",
-    "<reasoning>2+5=7</reasoning><answer>7",
-    "<answer>7</answer><answer>8</answer>",
-    "<answer>8</answer><answer>7</answer>",
-    "Mia has 3 + 4 = 7 shells.",
-    "She has 7.",
-    "It costs $7.",
-    "7",
-    "There are 7 and then 10",
-    "none",
-    "",
-]
+ANSWERS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["answers"]
 
 
 @pytest.mark.parametrize("text", ANSWERS)

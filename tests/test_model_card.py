@@ -2,6 +2,8 @@
 
 import json
 import re
+import tomllib
+from pathlib import Path
 
 import huggingface_hub
 import pytest
@@ -15,6 +17,7 @@ from run.run_files import Checkpoint, read_constants
 from settings import HERE
 from tools import model_card
 
+CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 BEFORE = {"answer_accuracy": 0.25, "greedy_answer_accuracy": 0.375, "questions": 64}
 AFTER = {
     "answer_accuracy": 0.75, "lenient_accuracy": 0.8125, "greedy_answer_accuracy": 0.875,
@@ -83,15 +86,7 @@ def test_a_hub_name_is_the_base_model(tmp_path):
     assert "LoRA of rank 8, merged" in body and "between <think> and" in block(body, "python")
 
 
-HOSTILE = [
-    "a'b\"c: [x]\n---\nlicense: mit",
-    "x` | y | `z",
-    "- !!python/object/apply:os.system [ls]",
-    "{'a': 1}#",
-]
-
-
-@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.parametrize("text", CASES["hostile"])
 def test_texts_from_outside_stay_texts(tmp_path, text):
     """The header keeps its keys and the body its headings, whatever a name is."""
     result = {"before": BEFORE, "after": AFTER, "steps": 100}
@@ -111,22 +106,12 @@ def test_texts_from_outside_stay_texts(tmp_path, text):
     assert repr(given["TEMPLATE"].format(question=model_card.QUESTION)) in body
 
 
-LICENCES = {
-    "---\nlicense: llama3.1\n---\n# Base": {"license": "llama3.1"},
-    "---\nlicense: other\nlicense_name: mine\nlicense_link: LICENSE\n---\n": {
-        "license": "other", "license_name": "mine", "license_link": "LICENSE",
-    },
-    "---\n: : :\n---\n": {},
-    None: {"license": "other", "license_name": "licence-of-the-base-model", "license_link": "LICENSE.txt"},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("text", LICENCES)
-def test_the_licence_is_the_one_that_the_base_models_card_names_else_its_file(tmp_path, text):
+@pytest.mark.parametrize("case", CASES["licences"])
+def test_the_licence_is_the_one_that_the_base_models_card_names_else_its_file(tmp_path, case):
     base = tmp_path / "base"
     base.mkdir()
-    (base / ("LICENSE.txt" if text is None else "README.md")).write_text(text or "All rights reserved.")
+    (base / case["file"]).write_text(case["text"])
     head, body, _ = card_of(make_run(tmp_path / "run"), tmp_path, folder=base)
-    assert {name: head[name] for name in head if name.startswith("license")} == LICENCES[text]
-    named = LICENCES[text].get("license")
+    assert {name: head[name] for name in head if name.startswith("license")} == case["fields"]
+    named = case["fields"].get("license")
     assert (f"Its card names `{named}`." if named else "Its folder does not name it.") in body

@@ -8,15 +8,11 @@ import pytest
 import safetensors.numpy
 from maxtext.checkpoint_conversion.utils import hf_shape
 from short_runs import SHORT
-from test_load_llama import GOLDEN, load
-from test_rollout import full_forward, prompts
-from test_rollout import settings as sampling
-from tunix.generate.tokenizer_adapter import TokenizerAdapter
+from test_load_llama import GOLDEN
 
 import grpo_llama3_1_8b_demo as demo
-import inference
 import settings
-from model import llama, rollout
+from run.run_files import read_log
 from tools import convert_checkpoint as convert
 
 
@@ -46,26 +42,17 @@ def model(tmp_path_factory):
     return make(tmp_path_factory.mktemp("models") / "qwen3")
 
 
-def test_decoding_with_a_cache_is_the_argmax_of_the_full_forward_pass(model):
-    """The cache holds keys that are normalised and rotated."""
-    actor, mesh, config, hf = load(model, 8, 28, 28)
-    tokenizer = TokenizerAdapter(llama.load_tokenizer(model))
-    engine = rollout.MaxTextRollout(actor, tokenizer, mesh, sampling(), maxtext_config=config, hf=hf)
-    output = engine.generate(prompts(8), sampling(temperature=0.0))
-    logits, completions = full_forward(engine, output)
-    generated = completions != engine.pad_id()
-    assert len(np.unique(completions)) > 5  # of 76: not one token for ever
-    np.testing.assert_array_equal(logits.argmax(axis=-1)[generated], completions[generated])
-
-
 @pytest.mark.parametrize(
     "lora", [(), pytest.param(("LORA_RANK=2", "SCAN_LAYERS=True"), marks=pytest.mark.slow)]
 )
 def test_the_whole_script_trains_it_and_the_export_is_what_was_trained(model, empty_folder, lora):
     demo.main([f"MODEL={model}", *SHORT, "NUM_BATCHES=2", "EVAL_EVERY=0", "RUN_DIR=run", "LEARNING_RATE=0.01",
-               "REWARDS=match_format_approximately", *lora])  # fmt: skip
-    result = json.loads((empty_folder / "run" / "result.json").read_text())
-    assert result["steps"] == 2
+               "REWARDS=match_format_approximately", "BETA=0.0", *lora])  # fmt: skip
+    log = read_log(empty_folder / "run" / "train_log.csv")
+    assert len(log) == 2
+    # Decoding, whose cache holds keys that are normalised and rotated, agrees with the full forward pass, but
+    # for padding: a random model gives it up to 14 %, and it's never drawn.
+    assert max(row["mismatch_max"] for row in log) < 0.2
     convert.main(["SOURCE=run", "TARGET=hf"])
     before = safetensors.numpy.load_file(model / "model.safetensors")
     after = safetensors.numpy.load_file(empty_folder / "hf" / "model.safetensors")
@@ -74,4 +61,3 @@ def test_the_whole_script_trains_it_and_the_export_is_what_was_trained(model, em
     trained = {name for name in before if not lora or "proj" in name}
     # random answers of which some groups differ in reward: every weight that is trained gets a gradient
     assert moved == trained
-    inference.main(["CHECKPOINT=run", "COMPARE=True"])

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import short_runs
 import transformers
 from scipy.stats import chisquare
 from test_load_llama import load
@@ -19,8 +18,8 @@ from tunix.generate.tokenizer_adapter import TokenizerAdapter
 import grpo_llama3_1_8b_demo as demo
 from model import llama, rollout
 from model.llm import Llm, SampledAhead
-from run import answers
 from settings import HERE, UserError, read
+from task import turns
 from task.prompts import to_prompt
 
 NEW_TOKENS = 28
@@ -34,16 +33,16 @@ def shipped():
 
 
 @functools.cache
-def make_rollout(rows=16, prompt_tokens=28, fresh=0, logits_clip=0.0, prompt_rows=None):
-    """A rollout engine on the shipped tiny Llama."""
-    hf, tokenizer, actor, mesh = shipped()
+def make_rollout(rows=16, prompt_tokens=28, logits_clip=0.0, prompt_rows=None, folder=HERE / "tiny_llama"):
+    """A rollout engine on the shipped tiny Llama, with the tokenizer in `folder`."""
+    hf, _, actor, mesh = shipped()
     sizes = dict(prompt_tokens=prompt_tokens, new_tokens=NEW_TOKENS)
     config, of_prompts = (
         llama.to_maxtext_config(hf, rows=count, **sizes) if count else None for count in (rows, prompt_rows)
     )
     return rollout.MaxTextRollout(
-        actor, TokenizerAdapter(tokenizer), mesh, settings(), maxtext_config=config, prompt_config=of_prompts,
-        hf=hf, logits_clip=logits_clip,
+        actor, TokenizerAdapter(llama.load_tokenizer(folder)), mesh, settings(), maxtext_config=config,
+        prompt_config=of_prompts, hf=hf, logits_clip=logits_clip,
     )  # fmt: skip
 
 
@@ -73,24 +72,23 @@ def full_forward(engine, output, new_tokens=NEW_TOKENS):
     return np.asarray(logits)[:, -new_tokens - 1 : -1], completions
 
 
-@pytest.mark.parametrize(("clip", "temperature"), [(np.inf, 0.7), (2.0, 1.0)])
-def test_samples_have_the_log_probs_of_the_full_forward_pass(clip, temperature):
+@pytest.mark.parametrize(("clip", "how"), [(np.inf, (3.0, 0.8, 5)), (2.0, (1.0, 1.0, -1))])
+def test_samples_have_the_log_probs_of_the_full_forward_pass(clip, how):
     """Also of a policy whose logits are clipped; there the trainer's log-probs, too."""
     engine = make_rollout(logits_clip=clip if clip < 9 else 0.0)
-    output = engine.generate(prompts(16), settings(temperature, seed=3))
+    output = engine.generate(prompts(16), settings(*how, seed=3))
     logits, completions = full_forward(engine, output)
     assert np.abs(logits).max() > 5  # the clip binds
-    clipped = np.clip(logits, -clip, clip) / temperature
+    clipped = np.clip(logits, -clip, clip)
     trained = np.asarray(jax.nn.log_softmax(clipped))
     clipped[..., engine.pad_id()] = -np.inf  # never drawn
-    drawn = np.asarray(jax.nn.log_softmax(clipped))
     scored = np.asarray(engine.get_per_token_logps(output.left_padded_prompt_tokens, completions))
     for i, (ids, log_prob) in enumerate(zip(output.tokens, output.logprobs, strict=True)):
-        at = np.arange(len(ids)), ids
+        drawn = [filtered(row, *how)[token] for row, token in zip(clipped[i], ids)]
         # two programs sum float32 in another order: 1e-5 of logits of size 10
-        np.testing.assert_allclose(log_prob, drawn[i][at], atol=2e-4)
-        if temperature == 1:
-            np.testing.assert_allclose(scored[i, : len(ids)], trained[i][at], atol=2e-4)
+        np.testing.assert_allclose(log_prob, np.log(drawn), atol=2e-4)
+        if clip < 9:
+            np.testing.assert_allclose(scored[i, : len(ids)], trained[i][np.arange(len(ids)), ids], atol=2e-4)
 
 
 def filtered(logits, temperature, top_p, top_k):
@@ -112,26 +110,17 @@ def filtered(logits, temperature, top_p, top_k):
 
 @pytest.mark.parametrize("how", [(1.0, 1.0, -1), (3.0, 1.0, 5), (3.0, 0.6, -1)])
 def test_sampling_frequencies_match_the_distribution(how):
-    engine = make_rollout(rows=256)
-    # in the middle of the working, where the operation, hence the reading, is chosen
-    prompt = prompts(1)[0] + "<reasoning>8"
-    config = functools.partial(settings, *how, new_tokens=2)  # the first one counts
-    logits, _ = full_forward(engine, engine.generate([prompt], config(seed=0)))
-    logits = logits[0, 0].astype(np.float64)
-    logits[engine.pad_id()] = -np.inf
-    expected = filtered(logits, *how)
-
-    outputs = [engine.generate([prompt] * 256, config(seed=seed)) for seed in range(1, 13)]
-    drawn = np.array([tokens[0] for output in outputs for tokens in output.tokens])
-    reported = np.array([log_prob[0] for output in outputs for log_prob in output.logprobs])
-    # float32 logits of size 10, cached decoding against the full pass
-    np.testing.assert_allclose(reported, np.log(expected[drawn]), atol=1e-4)
+    temperature, *cut = how
+    logits = np.append(-np.inf, np.random.default_rng(0).normal(scale=4, size=75)).astype(np.float32)
+    expected, key = filtered(logits.astype(float), *how), jax.random.key(0)
+    drawn, reported = rollout.sample(np.tile(logits, (4096, 1)), 0, key, temperature, 0, [(False, *cut)])
+    np.testing.assert_allclose(reported, np.log(expected[drawn]), atol=1e-5)  # float32
     counts, total = np.bincount(drawn, minlength=len(expected)), len(drawn)
     assert counts[expected == 0].sum() == 0
     common = expected * total >= 5  # chi-square needs 5 a cell
     assert common.sum() > 1
     wanted = expected[common] / expected[common].sum() * counts[common].sum()
-    # the seeds are fixed, so this passes or fails for good; a right sampler fails with probability 0.001
+    # the seed is fixed, so this passes or fails for good; a right sampler fails with probability 0.001
     assert chisquare(counts[common], wanted).pvalue > 1e-3
 
 
@@ -150,15 +139,13 @@ def test_padding_is_never_drawn_and_the_end_is_kept_but_not_shown(temperature):
 
 
 def test_batch_size_and_padding_do_not_change_a_row():
-    asked = prompts(16)
-    greedy = make_rollout().generate(asked, settings(temperature=0.0)).text
-    assert make_rollout(rows=4).generate(asked, settings(temperature=0.0)).text == greedy
-    wide = make_rollout(prompt_tokens=48).generate(asked, settings(temperature=0.0, prompt_tokens=48))
-    assert wide.text == greedy
+    asked, engine, small = prompts(16), make_rollout(), make_rollout(rows=4, prompt_tokens=48)
+    greedy = engine.generate(asked, settings(temperature=0.0)).text
+    assert small.generate(asked, settings(temperature=0.0, prompt_tokens=48)).text == greedy
     # sampled rows too: row i of a batch does not depend on the rows after it
-    sampled = make_rollout().generate(asked, settings(seed=3)).text
-    assert make_rollout().generate(asked[:5], settings(seed=3)).text == sampled[:5]
-    assert make_rollout(rows=32).generate(asked, settings(seed=3)).text == sampled
+    sampled = engine.generate(asked, settings(seed=3)).text
+    assert engine.generate(asked[:5], settings(seed=3)).text == sampled[:5]
+    assert small.generate(asked[:4], settings(seed=3, prompt_tokens=48)).text == sampled[:4]
 
 
 def test_a_prompt_is_computed_once_and_its_answers_are_the_same(monkeypatch):
@@ -200,7 +187,7 @@ def test_answers_ahead_are_the_same_bit_for_bit_after_a_checkpoint():
     np.testing.assert_array_equal(found.left_padded_prompt_tokens, expected.left_padded_prompt_tokens)
     for name, dtype in (("tokens", np.int32), ("logprobs", np.float32)):
         for ours, theirs in zip(getattr(found, name), getattr(expected, name), strict=True):
-            np.testing.assert_array_equal(ours.astype(dtype), theirs)
+            np.testing.assert_array_equal(np.array(ours, dtype), theirs)
     assert ahead.to_json() is None and resumed.to_json() is None
 
 
@@ -218,22 +205,18 @@ def test_the_key_is_a_function_of_the_step():
 
 
 def test_decoding_stops_when_every_row_is_done(monkeypatch):
-    steps, original = [], rollout.sample_top_p
+    """The log-probs of a column that isn't computed stay 0."""
+    engine, decoded = make_rollout(), []
+    decode = engine._decode
 
-    def counting(*args):
-        jax.debug.callback(lambda: steps.append(1))
-        return original(*args)
+    def kept(*arguments, **named):
+        decoded[:] = decode(*arguments, **named)
+        return decoded
 
-    monkeypatch.setattr(rollout, "sample_top_p", counting)
-    engine = make_rollout(rows=4, fresh=2)  # not compiled yet, so it will call `counting`
-    output = engine.generate(prompts(4), settings(temperature=0.01))
-    jax.effects_barrier()
-    assert len(steps) == max(len(tokens) for tokens in output.tokens) < NEW_TOKENS
-
-
-def test_a_prompt_that_is_too_long_is_refused():
-    with pytest.raises(ValueError, match="max_prompt_length is 28"):
-        make_rollout().generate([prompts(1)[0] * 3], settings())
+    monkeypatch.setattr(engine, "_decode", kept)
+    output = engine.generate(prompts(4), settings())
+    steps = np.flatnonzero(np.any(decoded[1], axis=0))
+    assert len(steps) == max(map(len, output.tokens)) < NEW_TOKENS
 
 
 def test_every_end_of_sequence_token_of_generation_config_ends_an_answer(tmp_path):
@@ -244,14 +227,12 @@ def test_every_end_of_sequence_token_of_generation_config_ends_an_answer(tmp_pat
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [number, 2]}))
     ends = set(transformers.GenerationConfig.from_pretrained(folder).eos_token_id)
     assert set(llama.load_tokenizer(folder).eos_ids) == ends > {tokenizer.eos_token_id}
-    more = ["NUM_BATCHES=1", "LOG_ANSWERS_EVERY=1", "EVAL_EVERY=0", f"MODEL={folder}"]
-    short_runs.run_here(tmp_path, *short_runs.SHORT, *more)
-    kept = answers.read_lines(tmp_path / "run" / "answers.jsonl")
-    said = [answer for question in kept for answer in question["completions"]]
-    for answer in said:
-        *before, last = answer["tokens"]
-        assert ends.isdisjoint(before) and answer["cut_off"] == (last not in ends)
-    assert {answer["tokens"][-1] for answer in said} > {number}
+    engine = make_rollout(folder=folder)
+    output = engine.generate(prompts(16), settings(temperature=2.0))
+    ended = turns.ended(output, llama.eos_ids(engine.tokenizer))
+    for (*before, last), over in zip(output.tokens, ended, strict=True):
+        assert ends.isdisjoint(before) and over == (last in ends)
+    assert {tokens[-1] for tokens in output.tokens} > {number}
 
     for text, found in ((f'{{"eos_token_id": {tokenizer.pad_token_id}}}', "no pad token"), ("[", "damaged")):
         (folder / "generation_config.json").write_text(text)

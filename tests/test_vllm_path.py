@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import shutil
+import tomllib
 from pathlib import Path
 
 import jax
@@ -40,23 +41,10 @@ def constants_of(changes):
 
 
 # --- devices
+CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
 
-HALF_AND_MORE = dict(TRAINER_DEVICES_FRACTION=0.25, SAMPLER_DEVICES_FRACTION=0.75, SAMPLER_DATA_PARALLEL=3)
-BOTH = dict(TRAINER_DEVICES_FRACTION=1.0, SAMPLER_DEVICES_FRACTION=1.0)
-
-
-@pytest.mark.parametrize(
-    ("count", "changes", "trainer", "data", "model"),
-    [  # v5p-8 has 4 chips, v6e-8 has 8
-        (4, {}, 2, 1, 2),
-        (8, HALF_AND_MORE, 2, 3, 2),
-        (8, BOTH, 8, 1, 8),
-        (32, dict(TRAINER_TENSOR_PARALLEL=2), 16, 1, 16),  # 16 chips, 8 key/value heads: repeated
-        (1, {}, 1, 1, 1),
-        (8, dict(ROLLOUT_ENGINE="maxtext"), 8, 0, 0),
-    ],
-)
+@pytest.mark.parametrize(("count", "changes", "trainer", "data", "model"), CASES["split"])
 def test_devices_are_split_between_trainer_and_sampler(count, changes, trainer, data, model):
     found, mesh = devices.plan_devices(constants_of(changes), LLAMA_8B, list(range(count)))  # any objects do
     assert found == list(range(trainer)) and bool(mesh) == bool(data)
@@ -65,18 +53,7 @@ def test_devices_are_split_between_trainer_and_sampler(count, changes, trainer, 
         assert mesh.devices.flatten().tolist() == list(range(count))[-data * model :]
 
 
-@pytest.mark.parametrize(
-    ("count", "changes", "words"),
-    [
-        (4, dict(TRAINER_DEVICES_FRACTION=0.3), "TRAINER_DEVICES_FRACTION=0.3: of 4 devices that is 1.2"),
-        (4, dict(SAMPLER_DEVICES_FRACTION=0.75), "SAMPLER_DEVICES_FRACTION=0.75 add up to more than 1"),
-        (8, dict(TRAINER_TENSOR_PARALLEL=3), "TRAINER_TENSOR_PARALLEL=3: must divide the 4 devices"),
-        (8, dict(SAMPLER_DATA_PARALLEL=3), "SAMPLER_DATA_PARALLEL=3: must divide the 4 devices"),
-        (6, dict(NUM_GENERATIONS=9), "SAMPLER_DATA_PARALLEL=1: leaves 3 chips .* the 32 heads"),
-        (96, dict(NUM_GENERATIONS=48), "SAMPLER_DATA_PARALLEL=1: leaves 48 chips .* the 32 heads"),
-        (6, dict(SAMPLER_DATA_PARALLEL=3), "BATCH_SIZE=64: the 8 sequences .* among 3 devices"),
-    ],
-)
+@pytest.mark.parametrize(("count", "changes", "words"), CASES["refused"])
 def test_devices_that_do_not_divide_are_refused_by_name(count, changes, words):
     with pytest.raises(settings.UserError, match=words):
         devices.plan_devices(constants_of(changes), LLAMA_8B, list(range(count)))
@@ -245,6 +222,7 @@ def test_a_small_lora_update_arrives_in_bfloat16_only_if_it_is_rounded_at_random
     base, mesh, config, hf = load(on_the_grid(tmp_path / "model"), scan_layers=True)
     weights = safetensors.numpy.load_file(tmp_path / "model" / "model.safetensors")
     adapted, merge = lora.add_lora(base, mesh, config, 4, 4.0, ",".join(lora.TARGETS), seed=0)
+    merge = jax.jit(merge)
     params, mapping = nnx.state(adapted, nnx.Param), engine_mapping(adapted, config.model_name, hf.head_dim)
     shapes = {name: array.shape for name, array in engine_weights(hf, weights, hf.head_dim).items()}
 

@@ -7,7 +7,6 @@ fast without it.
 """
 
 import contextlib
-import contextvars
 from collections.abc import Iterator
 
 import jax
@@ -26,8 +25,6 @@ from model.versions import patched
 CACHE_LAYOUT = dict.fromkeys(
     ("prefill_cache_axis_order", "ar_cache_axis_order", "compute_axis_order"), "0,2,1,3"
 )
-
-_layout = contextvars.ContextVar("tokens of the prompt, answers per prompt", default=None)
 
 
 # %% Modules ------------------------------------------------------------------------------------------------
@@ -71,14 +68,16 @@ class SharedPromptAttention(AttentionOp):
     runs over both.
     """
 
+    sizes = None  # while a model with such rows is traced: tokens of the prompt, answers per prompt
+
     def __call__(self, query, key, value, decoder_segment_ids, inputs_positions, model_mode, *rest, **named):
         """Like MaxText's: query [B, L, heads, D], key and value [B, L, kv_heads, D]; [B, L, heads, D]."""
         attend = super().__call__
-        if _layout.get() is None or model_mode != MODEL_MODE_TRAIN:
+        if self.sizes is None or model_mode != MODEL_MODE_TRAIN:
             return attend(
                 query, key, value, decoder_segment_ids, inputs_positions, model_mode, *rest, **named
             )
-        P, G = _layout.get()
+        P, G = self.sizes
         B, L, heads, D = query.shape
         K, T = key.shape[2], (L - P) // G
         of_prompt = (x[:, :P] for x in (query, key, value, decoder_segment_ids))
@@ -137,14 +136,11 @@ def logits_of_groups(model, tokens, positions, segment_ids, *, prompt_tokens: in
     def folded(x):
         return jnp.concatenate([x[::G, :P], x[:, P:].reshape(-1, G * (x.shape[1] - P))], axis=1)
 
-    token = _layout.set((P, G))  # while the model is traced
-    try:
+    with patched(SharedPromptAttention, "sizes", (P, G)):
         logits, _ = model(
             folded(tokens), positions=folded(positions), cache=None, attention_mask=None,
             segment_ids=folded(segment_ids),
         )  # [B, P + G * T, V]  # fmt: skip
-    finally:
-        _layout.reset(token)
     B, _, V = logits.shape
     first = jnp.broadcast_to(logits[:, P - 1, None, None], (B, G, 1, V))  # shared by all G answers
     later = logits[:, P:].reshape(B, G, -1, V)[:, :, :-1]

@@ -5,10 +5,8 @@ own config.json. Qwen3 is a Llama that normalizes queries and keys per head befo
 equal those of transformers' own models (tests/test_load_llama.py).
 """
 
-import contextlib
 import functools
 import json
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -88,30 +86,20 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def read_weights(folder: Path) -> dict[str, jax.Array]:
-    """The tensors in `weight_files` by Hugging Face name, sharded over all devices."""
-    with tempfile.TemporaryDirectory() as links:  # Orbax would read every *.safetensors file in the folder
-        for path in weight_files(folder):
-            (Path(links) / path.name).symlink_to(path.resolve())
-        return load_dynamic.load_sharded_hf_state(links)
-
-
 def from_hub(model: str, patterns: list[str]) -> Path:
     """The folder in the hub's cache with those files of MODEL; downloads missing ones."""
     name, _, revision = model.partition("@")
-    find = functools.partial(
-        huggingface_hub.snapshot_download, name, revision=revision or None, allow_patterns=patterns
+    what, faults = dict(revision=revision or None, allow_patterns=patterns), []
+    # A commit is looked up on the hub even if a cache of older versions of huggingface_hub has it.
+    for only_local in (False, True):
+        try:
+            return Path(huggingface_hub.snapshot_download(name, **what, local_files_only=only_local))
+        except Exception as error:  # many types
+            faults.append(first_line(error))
+    raise UserError(
+        f"MODEL={model}: neither a folder nor to be had from the Hugging Face hub ({faults[0]}); give a "
+        "folder, or accept the licence and set HF_TOKEN"
     )
-    try:
-        return Path(find())
-    except Exception as error:  # many types
-        # A commit is looked up on the hub even if a cache of older versions of huggingface_hub has it.
-        with contextlib.suppress(Exception):
-            return Path(find(local_files_only=True))
-        raise UserError(
-            f"MODEL={model}: neither a folder nor to be had from the Hugging Face hub ({first_line(error)}); "
-            "give a folder, or accept the licence and set HF_TOKEN"
-        ) from None
 
 
 def pinned(model: str, folder: Path) -> str:
@@ -256,15 +244,12 @@ def to_run_config(c, hf: transformers.PretrainedConfig, rows: int = 0, **machine
     """The MaxText config of a training run: B * G sequences (or `rows`) per pass, weights split over all
     devices; `machine` as in `to_maxtext_config`.
     """
-    names = ("dtype", "weight_dtype", "attention", "scan_layers", "remat_policy")
     return to_maxtext_config(
-        hf,
-        rows=rows or c.BATCH_SIZE * c.NUM_GENERATIONS,
-        prompt_tokens=c.MAX_PROMPT_LENGTH,
-        new_tokens=c.TOTAL_GENERATION_STEPS,
-        **{name: getattr(c, name.upper()) for name in names},
-        **{"ici_tensor_parallelism": c.TRAINER_TENSOR_PARALLEL} | machine,
-    )
+        hf, rows=rows or c.BATCH_SIZE * c.NUM_GENERATIONS,
+        prompt_tokens=c.MAX_PROMPT_LENGTH, new_tokens=c.TOTAL_GENERATION_STEPS,
+        dtype=c.DTYPE, weight_dtype=c.WEIGHT_DTYPE, attention=c.ATTENTION, scan_layers=c.SCAN_LAYERS,
+        remat_policy=c.REMAT_POLICY, **{"ici_tensor_parallelism": c.TRAINER_TENSOR_PARALLEL} | machine,
+    )  # fmt: skip
 
 
 @functools.cache  # equal arguments give the same function object, so compiled programs are shared
@@ -337,7 +322,9 @@ def load_llama(folder: Path, hf: transformers.PretrainedConfig, config, pad_id: 
     names, layout_hooks = weight_mapping(hf, config, saving_to_hf=False)
     graphdef, params, rest = nnx.split(model, nnx.Param, ...)
     with mesh:
-        checkpoint = read_weights(folder)
+        checkpoint = {}  # by Hugging Face name, sharded over all devices
+        for file in weight_files(folder):
+            checkpoint |= load_dynamic.load_sharded_hf_state(str(file))
         wanted = {name for value in names.values() for name in np.atleast_1d(value)}
         if hf.tie_word_embeddings:
             checkpoint.pop("lm_head.weight", None)  # a duplicate of the embedding

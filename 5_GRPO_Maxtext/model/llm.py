@@ -158,7 +158,7 @@ class Llm:
         T = self.c.TOTAL_GENERATION_STEPS
         return Answers(
             texts=np.array(output.text, object),
-            prompt_ids=np.asarray(output.left_padded_prompt_tokens),
+            prompt_ids=np.asarray(output.left_padded_prompt_tokens, np.int32),
             completion_ids=right_padded(output.tokens, T, self.pad_id, np.int32),
             sampler_log_prob=right_padded(output.logprobs, T, 0.0, np.float32),
             turn=turns.turns_of(output, T),
@@ -253,10 +253,8 @@ class SampledAhead:
     def __init__(self, llm: Llm, saved: dict[str, Any] | None):
         self._llm, self._executor, self._next = llm, futures.ThreadPoolExecutor(max_workers=1), None
         if saved:
-            lists = {name: [np.array(row) for row in saved[name]] for name in ("tokens", "logprobs")}
-            lists["left_padded_prompt_tokens"] = np.array(saved["left_padded_prompt_tokens"], np.int32)
             self._next = futures.Future()
-            self._next.set_result(RolloutOutput(text=saved["text"], logits=None, **lists))
+            self._next.set_result(RolloutOutput(logits=None, **saved))
 
     def take(self, questions, step: int) -> Answers:
         """The answers sampled ahead; samples them now if there are none."""

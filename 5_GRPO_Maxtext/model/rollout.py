@@ -16,6 +16,7 @@ Three things differ from Tunix's vanilla sampler. Getting any of them wrong woul
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ import numpy as np
 from flax import nnx
 from maxtext.common import common_types
 from maxtext.utils import model_creation_utils
+from tokenizers.decoders import DecodeStream
 from tunix.generate.sampler import sample_top_p
 from tunix.rl.rollout.base_rollout import BaseRollout, RolloutConfig, RolloutOutput
 
@@ -69,19 +71,15 @@ def sample(logits: jax.Array, t, key: jax.Array, temperature, method, methods) -
     `method`, an index into the static `methods`, is traced, so training and both evaluations share a program.
     """
 
-    def sampler(greedy: bool, top_p: float, top_k: int):
+    def draw(greedy: bool, top_p: float, top_k: int):
         if greedy:
-            return lambda: (jnp.argmax(logits, axis=-1), jnp.zeros(len(logits)))
+            return jnp.argmax(logits, axis=-1), jnp.zeros(len(logits))
+        noise = jax.random.fold_in(key, t)
+        kept = min(top_k, logits.shape[-1])  # the vocabulary may be smaller
+        token = sample_top_p(logits[:, None], noise, temperature, top_p, kept)[0]
+        return token, sampled_log_prob(logits, token, temperature, top_p, kept)
 
-        def sampled():
-            noise = jax.random.fold_in(key, t)
-            kept = min(top_k, logits.shape[-1])  # the vocabulary may be smaller
-            token = sample_top_p(logits[:, None], noise, temperature, top_p, kept)[0]
-            return token, sampled_log_prob(logits, token, temperature, top_p, kept)
-
-        return sampled
-
-    return jax.lax.switch(method, [sampler(*method) for method in methods])
+    return jax.lax.switch(method, [functools.partial(draw, *how) for how in methods])
 
 
 def sampled_log_prob(logits, token, temperature, top_p: float, top_k: int) -> jax.Array:
@@ -182,20 +180,13 @@ class MaxTextRollout(BaseRollout):
     def _spread_rows(self, passes, rows):
         """Repeats the prompt passes' output for each answer; `rows` [B] maps answers to prompt rows."""
 
-        def batch_axis(variable):
-            names = variable.get_metadata("out_sharding")
-            batch = common_types.CACHE_BATCH, common_types.CACHE_BATCH_PREFILL
-            return next((i for i, name in enumerate(names) if name in batch), -1)
-
-        axes = nnx.traversals.unflatten_mapping(
-            {path: batch_axis(leaf) for path, leaf in nnx.to_flat_state(self._prompt_cache)}
-        )
-
-        def spread(axis, *parts):
-            return parts[0] if axis < 0 else jnp.concatenate(parts, axis).take(rows, axis)
+        def spread(one, whole, *parts):  # the shapes of R and of B rows: their axis is where these differ
+            axis = next((i for i, n in enumerate(one.shape) if n != whole.shape[i]), None)
+            return parts[0] if axis is None else jnp.concatenate(parts, axis).take(rows, axis)
 
         logits, caches = zip(*passes)
-        return jnp.concatenate(logits)[rows], jax.tree.map(spread, axes, *caches)
+        shapes = map(nnx.to_pure_dict, (self._prompt_cache, self._cache))
+        return jnp.concatenate(logits)[rows], jax.tree.map(spread, *shapes, *caches)
 
     def _prompts_done(self, params, prompts: np.ndarray) -> tuple[jax.Array, Any]:
         """Logits [B, V] of the first tokens and the KV cache for prompts [B, P], each computed once."""
@@ -267,11 +258,8 @@ class MaxTextRollout(BaseRollout):
         return self._merge(params) if self._merge else params
 
     def encode(self, prompts: Sequence[str], P: int) -> np.ndarray:
-        """Prompts as int32 [len(prompts), P], left-padded; raises ValueError if one is longer."""
+        """Prompts of at most P tokens as int32 [len(prompts), P], left-padded."""
         ids_of = {p: self.tokenizer.encode(p, add_special_tokens=False) for p in dict.fromkeys(prompts)}
-        longest = max(len(ids) for ids in ids_of.values())
-        if longest > P:
-            raise ValueError(f"a prompt has {longest} tokens, max_prompt_length is {P}")
         padded = np.full((len(prompts), P), self.pad_id(), np.int32)
         for row, prompt in zip(padded, prompts, strict=True):
             row[P - len(ids_of[prompt]) :] = ids_of[prompt]
@@ -312,19 +300,16 @@ class MaxTextRollout(BaseRollout):
         )
 
     def stream(self, prompt: str, rollout_config: RolloutConfig) -> Iterator[str]:
-        """Yields what `generate` returns for this prompt alone, piece by piece, as the tokens arrive."""
+        """Yields what `generate` returns for this prompt alone, piece by piece, as the tokens arrive.
+
+        A character in several tokens comes with the last one; one that the limit cuts off doesn't come.
+        """
         columns = self.token_by_token([prompt], rollout_config, jax.random.fold_in(rollout_config.seed, 0))
-        tokens, said = [], ""
+        pieces, token = DecodeStream(skip_special_tokens=True), None
         for _ in range(rollout_config.max_tokens_to_generate):
-            token, _ = columns.send(np.array(tokens[-1:]) if tokens else None)
-            tokens.append(int(token[0]))
-            # Decode all tokens again: a token's text can depend on its neighbors (spaces, UTF-8).
-            text = self.tokenizer.decode(tokens, skip_special_tokens=True)
-            over = self._ends(tokens[-1]) or len(tokens) == rollout_config.max_tokens_to_generate
-            if text.startswith(said) and (over or not text.endswith("\ufffd")):  # half a character
-                yield text[len(said) :]
-                said = text
-            if over:
+            token, _ = columns.send(token)
+            yield pieces.step(self.tokenizer.tokenizer.backend_tokenizer, int(token[0])) or ""
+            if self._ends(token[0]):
                 return
 
     def token_by_token(

@@ -175,7 +175,4 @@ def engine_class() -> type[BaseRollout]:
                 gain = sync_gain(params, self._merge, self._mapping, self.parameters())
                 self.metrics = {"sync_gain": gain}
 
-        def get_per_token_logps(self, prompt_tokens, completion_tokens):
-            raise NotImplementedError  # the trainer computes them; Tunix's would be of the last generation
-
     return MaxTextToVllm

@@ -97,11 +97,6 @@ def check_disk(c: Constants, hf, config) -> dict[str, int]:
     return sizes
 
 
-def from_huggingface(folder: Path, hf, config) -> dict[str, np.ndarray]:
-    """The weights of a Hugging Face folder by MaxText name, in the layout and dtype of `config`."""
-    return llama.named_weights(llama.load_llama(folder, hf, config, pad_id=0)[0])
-
-
 def from_orbax(checkpoint: Path) -> dict[str, np.ndarray]:
     """The weights of a checkpoint by MaxText name, without an optimizer's state; raises UserError."""
     try:
@@ -143,7 +138,7 @@ def to_maxtext(c: Constants, target: Path) -> str:
         folder, hf = llama.load_hf_config(c.SOURCE)
         config = to_config(hf, c.WEIGHT_DTYPE or "float32", c.SCAN_LAYERS)
         check_disk(c, hf, config)
-        weights = from_huggingface(folder, hf, config)
+        weights = llama.named_weights(llama.load_llama(folder, hf, config, pad_id=0)[0])
     except UserError as error:
         raise UserError(str(error).replace("MODEL=", "SOURCE=", 1)) from None
     places, tree = get_maxtext_model_info(config)
@@ -192,7 +187,7 @@ def to_huggingface(c: Constants, checkpoint: Path, run: run_files.Checkpoint | N
     for name in adapted or shapes:
         shape = shapes.get(name, ())
         parts = [f"{name}_lora_a", f"{name}_lora_b"] if adapted else [name]
-        held = [stored[part].shape if part in stored else () for part in parts]
+        held = [np.shape(stored.get(part, 0)) for part in parts]
         # A [in, (layer,) r], B [r, (layer,) out]
         if not (math.prod(held[0][:-1]) * held[1][-1] == math.prod(shape) if adapted else held == [shape]):
             raise UserError(
@@ -201,7 +196,8 @@ def to_huggingface(c: Constants, checkpoint: Path, run: run_files.Checkpoint | N
             )
     weights = stored
     if adapted:  # in float32: one rounding, at the very end
-        weights = from_huggingface(folder, hf, to_config(hf, "float32", scanned))
+        base, _ = llama.load_llama(folder, hf, to_config(hf, "float32", scanned), pad_id=0)
+        weights = llama.named_weights(base)
         scale = run.constants["LORA_ALPHA"] / run.constants["LORA_RANK"]
         for name in adapted:
             a, b = (stored[f"{name}_lora_{letter}"].astype(np.float32) for letter in "ab")

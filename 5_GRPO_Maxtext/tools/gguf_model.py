@@ -15,13 +15,9 @@ import numpy as np
 import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from model.versions import first_line
 from settings import UserError
 
-PRE_TOKENIZERS = {  # tokenizer.ggml.pre: how a text is cut before byte pairs are merged
-    "smollm": lambda: pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-}
 SIZES = {  # of config.json, and their fields in GGUF's header
     "hidden_size": "embedding_length", "intermediate_size": "feed_forward_length",
     "num_hidden_layers": "block_count", "num_attention_heads": "attention.head_count",
@@ -45,21 +41,20 @@ class GGUFLlama:
         except UserError:
             raise
         except Exception as error:  # the reader runs past the end of the file; fields are missing or odd
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = first_line(error) or type(error).__name__
             raise UserError(f"SOURCE={path}: not a whole GGUF file ({reason}); fetch it again") from None
 
     def refuse(self) -> None:
         """Raises UserError for what isn't supported in the file."""
-        kind = self.field("tokenizer.ggml.model"), self.field("tokenizer.ggml.pre", "default")
+        kind = f"{self.field('tokenizer.ggml.model')} {self.field('tokenizer.ggml.pre', 'default')}"
         layers = len({name.split(".")[1] for name in self.tensors if name.startswith("blk.")})
         fault = ""
         if (found := self.field("general.architecture")) != "llama":
             fault = f"architecture {found!r} is not supported; llama is"
         elif "rope_freqs.weight" in self.tensors or self.field("llama.rope.scaling.type", "none") != "none":
             fault = "its rope scaling is not supported; take the Hugging Face model"
-        elif kind[0] != "gpt2" or kind[1] not in PRE_TOKENIZERS:
-            known = ", ".join(PRE_TOKENIZERS)
-            fault = f"tokenizer {' '.join(map(str, kind))} is not supported; gpt2 with {known} is"
+        elif kind != "gpt2 smollm":  # the second says how a text is cut before byte pairs are merged
+            fault = f"tokenizer {kind} is not supported; gpt2 with smollm is"
         elif (said := self.field("llama.block_count")) != layers:
             fault = f"has {layers} layers, its header says {said}; fetch it again"
         if fault:
@@ -110,7 +105,9 @@ class GGUFLlama:
         tokens, kinds = self.field("tokenizer.ggml.tokens"), self.field("tokenizer.ggml.token_type")
         merges = [tuple(merge.split(" ")) for merge in self.field("tokenizer.ggml.merges")]
         tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
-        tokenizer.pre_tokenizer = PRE_TOKENIZERS[self.field("tokenizer.ggml.pre")]()
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # as smollm does
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
         tokenizer.decoder = decoders.ByteLevel()
         special = [t for t, kind in zip(tokens, kinds, strict=True) if kind == gguf.TokenType.CONTROL]
         tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
