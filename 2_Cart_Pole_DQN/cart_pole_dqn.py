@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 
@@ -144,10 +145,15 @@ SHOWN = ["epsilon", "episode_return", "eval_return", "mean_q", "loss"]
 
 def train(c: Constants) -> tuple[Agent, Log, float]:
     """Trains all seeds, a row at a time: agents [NUM_SEEDS, ...], log [NUM_SEEDS, rows], compile seconds."""
-    return runs.train(
-        c, lambda rng: fill_buffer(c, rng, make_agent(c, rng)), functools.partial(learn_and_evaluate, c),
-        num_rows(c), functools.partial(env.print_row, c.NUM_STEPS, SHOWN),
-    )  # fmt: skip
+    agents, train_row, compile_seconds = runs.compile_row(
+        c, lambda rng: fill_buffer(c, rng, make_agent(c, rng)), functools.partial(learn_and_evaluate, c)
+    )
+    log = []
+    for index in runs.until_ctrl_c(range(num_rows(c))):
+        agents, row = train_row(agents, index)
+        log.append(jax.device_get(row))
+        env.print_row(c.NUM_STEPS, SHOWN, log)
+    return agents, Log(*(np.stack(column, axis=1) for column in zip(*log))), compile_seconds
 
 
 def num_rows(c: Constants) -> int:

@@ -14,7 +14,7 @@ with the advantage of GAE (Schulman et al. 2016, eq. 16), cut at the end of an e
 Pendulum never terminates, its episodes are truncated after 200 steps. So delta_t always bootstraps: V of the
 true last observation estimates the rewards after the cut.
 
-Read first: `policy`, the normal distribution; `actor_loss`, the KL penalty; `adam`. The rest is ppo.py's.
+Read first: `policy`, the normal distribution; `policy_loss`, the KL penalty; `adam`. The rest is ppo.py.
 
 What is *not* here, and why: no entropy bonus (the distribution starts wide and narrows by itself), no
 clipping of the value loss, no running normalization (three numbers with known ranges; normalized advantages
@@ -39,12 +39,10 @@ from tensorflow_probability.substrates.jax import distributions as tfd
 
 import environments
 import pictures
-import ppo
 import runs
 import settings
 from environments import MAX_TORQUE, EnvState, Transition, evaluate, new_where_ended, quick_evaluate
 from environments import PENDULUM as ENV
-from ppo import SHOWN, Agent, clipped_objective, gae, learn, normalized, policy_loss, value
 from settings import BelowOne, Count, NonNegative, Positive, PositiveOrInf, Probability, Seed, Size, TwoOrMore
 
 
@@ -98,8 +96,14 @@ configure = functools.partial(settings.read, Constants)  # of `NAME=value` argum
 
 
 # %% Networks -------------------------------------------------------------------------------------------
-class MLP(ppo.MLP):
-    """That of ppo.py, with tanh in relu's place."""
+class MLP(nnx.Module):
+    """A network of two hidden layers, float32: [..., inputs] to [..., outputs]."""
+
+    def __init__(self, scale: tuple, hidden_size: int, outputs: int, rngs: nnx.Rngs, factor: float = 1.0):
+        self.scale, self.factor = scale, factor  # of the inputs, which are divided by it; of the outputs
+        self.hidden_1 = nnx.Linear(len(scale), hidden_size, rngs=rngs)
+        self.hidden_2 = nnx.Linear(hidden_size, hidden_size, rngs=rngs)
+        self.output = nnx.Linear(hidden_size, outputs, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = nnx.tanh(self.hidden_1(x / jnp.array(self.scale)))
@@ -127,7 +131,24 @@ def policy(actor: MLP, obs: jax.Array) -> tfd.Normal:
     return tfd.Normal(MAX_TORQUE * nnx.tanh(mean), actor.sigma_min + nnx.softplus(sigma))
 
 
+def value(critic: MLP, obs: jax.Array) -> jax.Array:
+    """V(s): observations [..., 3] to values [...]. No clock: at the time limit V estimates the rest."""
+    return critic(obs)[..., 0]  # drop the last axis, else [B, 1] - [B] broadcasts to [B, B]
+
+
 # %% Training -------------------------------------------------------------------------------------------
+class Agent(NamedTuple):
+    """Everything that changes while learning; the carry of the loops."""
+
+    actor: MLP
+    critic: MLP
+    actor_optimizer: nnx.Optimizer
+    critic_optimizer: nnx.Optimizer
+    env_step: jax.Array  # int32 [], environment steps so far
+    num_updates: jax.Array  # int32 [], rollouts so far
+    env_state: EnvState  # each leaf [N, ...]: a rollout begins where the last one stopped
+
+
 class Rollout(NamedTuple):
     """What one policy did, and what its networks said: T = ROLLOUT_STEPS of N = NUM_ENVS."""
 
@@ -170,13 +191,23 @@ class Log(NamedTuple):
     clip_fraction: jax.Array  # share of ratios outside 1 +- CLIP_EPSILON
 
 
+SHOWN = ["episode_return", "eval_return", "explained_variance", "approx_kl", "clip_fraction", "entropy"]
+
+
 def train(c: Constants) -> tuple[Agent, Log, float]:
     """Trains all seeds, a row at a time: agents [NUM_SEEDS, ...], log [NUM_SEEDS, rows], compile seconds."""
-    return runs.train(
-        c, functools.partial(make_agent, c), functools.partial(learn_and_evaluate, c),
-        c.NUM_STEPS // c.EVAL_INTERVAL, functools.partial(environments.print_row, c.NUM_STEPS, SHOWN),
+    agents, train_row, compile_seconds = runs.compile_row(
+        c,
+        functools.partial(make_agent, c),
+        functools.partial(learn_and_evaluate, c),
         shared="count|steps?|env_step",
-    )  # fmt: skip
+    )
+    log = []
+    for index in runs.until_ctrl_c(range(c.NUM_STEPS // c.EVAL_INTERVAL)):
+        agents, row = train_row(agents, index)
+        log.append(jax.device_get(row))
+        environments.print_row(c.NUM_STEPS, SHOWN, log)
+    return agents, Log(*(np.stack(column, axis=1) for column in zip(*log))), compile_seconds
 
 
 def learn_and_evaluate(c: Constants, rng: jax.Array, agent: Agent, index: jax.Array) -> tuple[Agent, Log]:
@@ -233,7 +264,7 @@ def update(c: Constants, agent: Agent, rng: jax.Array) -> tuple[Agent, dict[str,
     rows = Batch(steps.obs, steps.action, *old, advantage, advantage + rollout.value)
     batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)  # [N, T, ...] -> [B, ...]
     # 3. learn
-    agent, value_loss = learn(c, actor_loss, agent, batch, learn_rng)
+    agent, value_loss = learn(c, agent, batch, learn_rng)
     # 4. discard the rollout: the policy that sampled its actions has changed
 
     ended = steps.terminated | steps.truncated  # [N, T]
@@ -268,7 +299,77 @@ def collect(c: Constants, agent: Agent, rng: jax.Array) -> tuple[Agent, Rollout]
     return agent._replace(env_state=env_state), rollout
 
 
+def learn(c: Constants, agent: Agent, batch: Batch, rng: jax.Array) -> tuple[Agent, jax.Array]:
+    """NUM_EPOCHS passes over the rollout in shuffled mini-batches; returns the mean value loss as well."""
+
+    def one_minibatch(agent: Agent, rows: jax.Array) -> tuple[Agent, jax.Array]:
+        return agent, train_step(c, agent, jax.tree.map(lambda x: x[rows], batch))
+
+    epochs = jax.random.split(rng, c.NUM_EPOCHS)
+    shuffled = jax.vmap(lambda rng: jax.random.permutation(rng, len(batch.obs)))(epochs)
+    agent, value_loss = jax.lax.scan(one_minibatch, agent, shuffled.reshape(-1, c.MINIBATCH_SIZE))
+    return agent, value_loss.mean()
+
+
+def train_step(c: Constants, agent: Agent, batch: Batch) -> jax.Array:
+    """One gradient step of actor and critic, which changes both in place; returns the critic's loss []."""
+    gradient = nnx.grad(functools.partial(actor_loss, c))(agent.actor, batch)
+    agent.actor_optimizer.update(agent.actor, gradient)
+    value_loss, gradient = nnx.value_and_grad(critic_loss)(agent.critic, batch)
+    agent.critic_optimizer.update(agent.critic, gradient)
+    return value_loss
+
+
 # %% Algorithm ------------------------------------------------------------------------------------------
+def gae(
+    reward: jax.Array, value: jax.Array, next_value: jax.Array, terminated: jax.Array, truncated: jax.Array,
+    gamma: float, gae_lambda: float,
+) -> jax.Array:  # fmt: skip
+    """Generalized advantage estimation (Schulman et al. 2016, eq. 16), from the last step back to the first.
+
+    All [N, T]; next_value is V(s_{t+1}) of the true next observation. The advantages plus `value` are the
+    critic's targets.
+    """
+    # Only termination ends the future rewards. After a truncation the world would go on, so it bootstraps.
+    delta = reward + gamma * (1 - terminated) * next_value - value  # [N, T]
+    # The next step may belong to the next episode: no advantage flows back over an end of either kind.
+    not_done = 1 - (terminated | truncated)  # [N, T]
+
+    def backwards(later, x):  # [N]
+        delta, not_done = x
+        now = delta + gamma * gae_lambda * not_done * later
+        return now, now
+
+    _, advantage = jax.lax.scan(
+        backwards, jnp.zeros(len(reward)), (delta.T, not_done.T), reverse=True
+    )  # [T, N]
+    return advantage.T
+
+
+def normalized(advantage: jax.Array) -> jax.Array:
+    """To mean 0 and standard deviation 1, [B]: a learning rate then fits rewards of any scale."""
+    return (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+
+
+def clipped_objective(ratio: jax.Array, advantage: jax.Array, epsilon: float) -> jax.Array:
+    """The clipped surrogate objective (Schulman et al. 2017, eq. 7), elementwise.
+
+    A good action (advantage above 0) earns nothing more once it is 1 + epsilon times as likely, a bad one
+    once it is down to 1 - epsilon. There's no limit on the other side: a step in the wrong direction has
+    its full cost.
+    """
+    clipped = jnp.clip(ratio, 1 - epsilon, 1 + epsilon)
+    return jnp.minimum(ratio * advantage, clipped * advantage)
+
+
+def policy_loss(
+    log_prob: jax.Array, old_log_prob: jax.Array, advantage: jax.Array, epsilon: float
+) -> jax.Array:
+    """Minus the surrogate objective on top of this file, without its penalty; [B] each -> []."""
+    ratio = jnp.exp(log_prob - old_log_prob)  # 1 at the first gradient step
+    return -clipped_objective(ratio, advantage, epsilon).mean()
+
+
 def actor_loss(c: Constants, actor: MLP, batch: Batch) -> jax.Array:
     """`policy_loss` of the policy that `actor` is now, and the penalty."""
     new = policy(actor, batch.obs)
@@ -276,6 +377,11 @@ def actor_loss(c: Constants, actor: MLP, batch: Batch) -> jax.Array:
     # the KL penalty (Schulman et al. 2017, eq. 8)
     penalty = c.BETA * tfd.kl_divergence(tfd.Normal(batch.mean, batch.sigma), new).mean()
     return policy_loss(new.log_prob(batch.action), batch.log_prob, advantage, c.CLIP_EPSILON) + penalty
+
+
+def critic_loss(critic: MLP, batch: Batch) -> jax.Array:
+    """Mean squared error against the targets, which stay as they are while the critic learns; []."""
+    return jnp.mean((batch.returns - value(critic, batch.obs)) ** 2)
 
 
 def compare_policies(c: Constants, actor: MLP, batch: Batch) -> dict[str, jax.Array]:

@@ -11,7 +11,7 @@ with the advantage of GAE (Schulman et al. 2016, eq. 16), cut at the end of an e
     delta_t = r_t + gamma * (1 - terminated_t) * V(s_{t+1}) - V(s_t)
 
 Read first: `update`, the four phases; `gae`; `clipped_objective`. The file is reinforce.py with these pieces
-exchanged. pendulum.py takes over what it can, and has what a continuous action needs.
+exchanged; `diff 3_Pendulum/ppo.py 3_Pendulum/pendulum.py` then shows what a continuous action needs.
 
 What is *not* here, and why: no entropy bonus (27 of 30 seeds do without), no clipping of the value loss, no
 early stop by KL, no weights shared between actor and critic (two small networks are simpler than weighing two
@@ -23,12 +23,12 @@ losses against each other), no decay of the learning rate and no gradient clip (
 
 import functools
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from tensorflow_probability.substrates.jax import distributions as tfd
@@ -114,7 +114,7 @@ def policy(actor: MLP, obs: jax.Array) -> tfd.Categorical:
 
 
 def value(critic: MLP, obs: jax.Array) -> jax.Array:
-    """V(s): observations [..., 3 or 4] to values [...]. No clock: at the time limit V estimates the rest."""
+    """V(s): observations [..., 4] to values [...]. No clock: at the time limit V estimates the rest."""
     return critic(obs)[..., 0]  # drop the last axis, else [B, 1] - [B] broadcasts to [B, B]
 
 
@@ -172,10 +172,15 @@ SHOWN = ["episode_return", "eval_return", "explained_variance", "approx_kl", "cl
 
 def train(c: Constants) -> tuple[Agent, Log, float]:
     """Trains all seeds, a row at a time: agents [NUM_SEEDS, ...], log [NUM_SEEDS, rows], compile seconds."""
-    return runs.train(
-        c, functools.partial(make_agent, c), functools.partial(learn_and_evaluate, c),
-        c.NUM_STEPS // c.EVAL_INTERVAL, functools.partial(environments.print_row, c.NUM_STEPS, SHOWN),
-    )  # fmt: skip
+    agents, train_row, compile_seconds = runs.compile_row(
+        c, functools.partial(make_agent, c), functools.partial(learn_and_evaluate, c)
+    )
+    log = []
+    for index in runs.until_ctrl_c(range(c.NUM_STEPS // c.EVAL_INTERVAL)):
+        agents, row = train_row(agents, index)
+        log.append(jax.device_get(row))
+        environments.print_row(c.NUM_STEPS, SHOWN, log)
+    return agents, Log(*(np.stack(column, axis=1) for column in zip(*log))), compile_seconds
 
 
 def learn_and_evaluate(c: Constants, rng: jax.Array, agent: Agent, index: jax.Array) -> tuple[Agent, Log]:
@@ -224,7 +229,7 @@ def update(c: Constants, agent: Agent, rng: jax.Array) -> tuple[Agent, dict[str,
     rows = Batch(steps.obs, steps.action, rollout.log_prob, advantage, advantage + rollout.value)
     batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)  # [N, T, ...] -> [B, ...]
     # 3. learn
-    agent, value_loss = learn(c, actor_loss, agent, batch, learn_rng)
+    agent, value_loss = learn(c, agent, batch, learn_rng)
     # 4. discard the rollout: the policy that sampled its actions has changed
 
     ended = steps.terminated | steps.truncated  # [N, T]
@@ -259,16 +264,11 @@ def collect(c: Constants, agent: Agent, rng: jax.Array) -> tuple[Agent, Rollout]
     return agent._replace(env_state=env_state), rollout
 
 
-def learn(
-    c: Constants, actor_loss: Callable, agent: Agent, batch: Batch, rng: jax.Array
-) -> tuple[Agent, jax.Array]:
-    """NUM_EPOCHS passes over the rollout in shuffled mini-batches; returns the mean value loss as well.
-
-    `actor_loss` is the one below, or pendulum.py's.
-    """
+def learn(c: Constants, agent: Agent, batch: Batch, rng: jax.Array) -> tuple[Agent, jax.Array]:
+    """NUM_EPOCHS passes over the rollout in shuffled mini-batches; returns the mean value loss as well."""
 
     def one_minibatch(agent: Agent, rows: jax.Array) -> tuple[Agent, jax.Array]:
-        return agent, train_step(c, actor_loss, agent, jax.tree.map(lambda x: x[rows], batch))
+        return agent, train_step(c, agent, jax.tree.map(lambda x: x[rows], batch))
 
     epochs = jax.random.split(rng, c.NUM_EPOCHS)
     shuffled = jax.vmap(lambda rng: jax.random.permutation(rng, len(batch.obs)))(epochs)
@@ -276,7 +276,7 @@ def learn(
     return agent, value_loss.mean()
 
 
-def train_step(c: Constants, actor_loss: Callable, agent: Agent, batch: Batch) -> jax.Array:
+def train_step(c: Constants, agent: Agent, batch: Batch) -> jax.Array:
     """One gradient step of actor and critic, which changes both in place; returns the critic's loss []."""
     gradient = nnx.grad(functools.partial(actor_loss, c))(agent.actor, batch)
     agent.actor_optimizer.update(agent.actor, gradient)

@@ -46,7 +46,7 @@ def ratios_after(c: ppo.Constants, agent: ppo.Agent, batch: ppo.Batch, rng: jax.
 
     @functools.partial(jax.jit, static_argnums=0)
     def after(passes: int) -> jax.Array:
-        moved, _ = ppo.learn(replace(c, NUM_EPOCHS=passes), ppo.actor_loss, agent, batch, rng)
+        moved, _ = ppo.learn(replace(c, NUM_EPOCHS=passes), agent, batch, rng)
         return jnp.exp(ppo.policy(moved.actor, batch.obs).log_prob(batch.action) - batch.log_prob)
 
     return np.stack([np.ones(len(batch.obs)), *(after(1 + i) for i in range(c.NUM_EPOCHS))])

@@ -28,6 +28,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from tensorflow_probability.substrates.jax import distributions as tfd
@@ -169,11 +170,15 @@ SHOWN = ["episode_return", "eval_return", "truncated", "explained_variance", "gr
 
 def train(c: Constants) -> tuple[Agent, Log, float]:
     """Trains all seeds, a row at a time: agents [NUM_SEEDS, ...], log [NUM_SEEDS, rows], compile seconds."""
-    return runs.train(
-        c, functools.partial(make_agent, c), functools.partial(learn_and_evaluate, c),
-        c.NUM_STEPS // c.EVAL_INTERVAL, functools.partial(print_row, c.NUM_STEPS, SHOWN),
-        shared="none",
-    )  # fmt: skip
+    agents, train_row, compile_seconds = runs.compile_row(
+        c, functools.partial(make_agent, c), functools.partial(learn_and_evaluate, c), shared="none"
+    )
+    log = []
+    for index in runs.until_ctrl_c(range(c.NUM_STEPS // c.EVAL_INTERVAL)):
+        agents, row = train_row(agents, index)
+        log.append(jax.device_get(row))
+        print_row(c.NUM_STEPS, SHOWN, log)
+    return agents, Log(*(np.stack(column, axis=1) for column in zip(*log))), compile_seconds
 
 
 def learn_and_evaluate(c: Constants, rng: jax.Array, agent: Agent, index: jax.Array) -> tuple[Agent, Log]:

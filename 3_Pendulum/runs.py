@@ -8,7 +8,7 @@ import platform
 import re
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -90,19 +90,15 @@ def write_log(folder: Path, log: Any, first_seed: int, **columns: str) -> None:
     events.close()
 
 
-def train(
-    c: Any, make_agent: Callable, learn: Callable, num_rows: int, show: Callable, *data: Any,
-    shared: str = "count|step|env_step",
-) -> tuple[Any, Any, float]:  # fmt: skip
-    """Trains all seeds, a row of the log at a time; after each, `show` is given the rows so far.
+def compile_row(
+    c: Any, make_agent: Callable, learn: Callable, *data: Any, shared: str = "count|step|env_step"
+) -> tuple[Any, Callable, float]:
+    """New agents [NUM_SEEDS, ...]; (agents, index) -> (agents, row of the log), compiled; and the seconds.
 
-    Ctrl-C ends the training after the current row; pressed again, at once.
-
-    For one seed, `make_agent` is rng -> agent, and `learn` (rng, agent, index, *data) -> (agent, row).
-    Returns agents [NUM_SEEDS, ...], log [NUM_SEEDS, rows] and the seconds of compiling. Two details keep
-    every digit of the published results, which came from one program with a loop over the rows: a count that
-    all seeds share (`shared`, a regular expression) stays one number, and the row is a loop of one round
-    whose length XLA doesn't know.
+    For one seed, `make_agent` is rng -> agent, and `learn` (rng, agent, index, *data) -> (agent, row). Two
+    details keep every digit of the published results, which came from one program with a loop over the rows:
+    a count that all seeds share (`shared`, a regular expression) stays one number, and the row is a loop of
+    one round whose length XLA doesn't know.
     """
     rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
     agents = jax.jit(jax.vmap(make_agent))(rngs)
@@ -119,18 +115,20 @@ def train(
         leaves = [x[0] if one else x for x, one in zip(jax.tree.leaves(agents), is_shared)]
         return jax.vmap(one_seed, in_axes=(0, [None if one else 0 for one in is_shared]))(rngs, leaves)
 
-    started, log = time.perf_counter(), []
+    started = time.perf_counter()
     program = jax.jit(all_seeds).lower(rngs, agents, 0, 1, data).compile()
     seconds = time.perf_counter() - started
+    return agents, lambda agents, index: program(rngs, agents, index, 1, data), seconds
+
+
+def until_ctrl_c[T](items: Sequence[T]) -> Iterator[T]:
+    """The items, with a progress bar. Ctrl-C ends the loop after the current one; pressed again, at once."""
     before = signal.signal(signal.SIGINT, lambda number, _: signal.signal(number, signal.default_int_handler))
     try:
-        for index in tqdm(range(num_rows), unit="row", leave=False, disable=None):
-            agents, row = program(rngs, agents, index, 1, data)
-            log.append(jax.device_get(row))
-            show(log)
+        for item in tqdm(items, unit="row", leave=False, disable=None):
+            yield item
             if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it was pressed
                 tqdm.write("stopped by Ctrl-C; what's trained so far is kept (Ctrl-C again: nothing is)")
                 break
     finally:
         signal.signal(signal.SIGINT, before)
-    return agents, type(row)(*(np.stack(column, axis=1) for column in zip(*log))), seconds

@@ -151,17 +151,18 @@ def train(c: Constants, data: mnist.Data, make_agent: Callable, update: Callable
     `make_agent` and `update` are those below, or of variants.py. Returns the agents [NUM_SEEDS, ...], the log
     [NUM_SEEDS, rows] and the seconds of compiling.
     """
-
-    def show(log: list[Log]) -> None:
+    agents, train_row, compile_seconds = runs.compile_row(
+        c, lambda rng: make_agent(c, rng, len(data.images)),
+        functools.partial(learn_and_evaluate, c, make_agent, update), mnist.Data(*map(jnp.asarray, data)),
+    )  # fmt: skip
+    log = []
+    for index in runs.until_ctrl_c(range(c.NUM_EPOCHS * c.LOGS_PER_EPOCH)):
+        agents, row = train_row(agents, index)
+        log.append(jax.device_get(row))
         if len(log) % c.LOGS_PER_EPOCH == 0:
             texts = [f"{name} {100 * getattr(log[-1], name).mean():5.2f} %" for name in SHOWN]
             tqdm.write("   ".join([f"images {log[-1].images[0]:7d}", *texts]))
-
-    return runs.train(
-        c, lambda rng: make_agent(c, rng, len(data.images)),
-        functools.partial(learn_and_evaluate, c, make_agent, update), c.NUM_EPOCHS * c.LOGS_PER_EPOCH, show,
-        mnist.Data(*map(jnp.asarray, data)),
-    )  # fmt: skip
+    return agents, Log(*(np.stack(column, axis=1) for column in zip(*log))), compile_seconds
 
 
 def learn_and_evaluate(

@@ -1,4 +1,4 @@
-"""Folder 2: the buffer, the target by hand, the loop, the page's worked examples."""
+"""Folder 2: the buffer, the target by hand and against rlax, the loop, the page's worked examples."""
 
 import itertools
 import re
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import rlax
 from flax import nnx
 from folders import flat, forward, learning_rates, load, unstack
 
@@ -106,13 +107,36 @@ def test_td_target_of_every_way_to_end_by_hand(double, best, n):
         assert y == by_hand  # every number here is a small dyadic fraction: exact in float32
 
 
+def random_windows(batch, n, ends):
+    """Windows [batch, n] of random numbers, terminated at random if `ends`."""
+    rng = np.random.default_rng(n)
+    obs, next_obs = rng.normal(size=(2, batch, n, 4))
+    terminated = rng.random((batch, n)) < 0.2 * ends
+    reward, action = rng.normal(size=(batch, n)), rng.integers(0, 2, (batch, n))
+    return env.Transition(
+        jnp.float32(obs), jnp.array(action), jnp.float32(reward), jnp.float32(next_obs),
+        jnp.array(terminated), jnp.zeros((batch, n), bool),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("double", [True, False])
+@pytest.mark.parametrize("n", [1, 5])
+def test_td_target_equals_rlax(n, double):
+    c = small(f"DOUBLE_DQN={double}", f"N_STEPS={n}")
+    batch, online, target = random_windows(200, n, True), network_of(0), network_of(1)
+    selector = online if double else target
+    chosen = selector(batch.next_obs).argmax(-1)[..., None]
+    value = jnp.take_along_axis(target(batch.next_obs), chosen, -1)[..., 0]  # [B, n]
+    returns = jax.vmap(lambda r, d, v: rlax.n_step_bootstrapped_returns(r, d, v, n)[0])
+    expected = returns(batch.reward, 0.99 * (1 - batch.terminated), value)
+    # float32 sums of up to six terms of size about 1
+    np.testing.assert_allclose(target_of(c, online, target, batch), expected, atol=1e-5)
+
+
 @pytest.mark.parametrize("double", [True, False])
 def test_a_training_step_descends_on_the_prediction_only(double):
     """With the network as chooser that DOUBLE_DQN names; no gradient flows into the target."""
-    c, rng = small("N_STEPS=2", f"DOUBLE_DQN={double}"), np.random.default_rng(2)
-    obs, next_obs = jnp.array(rng.normal(size=(2, 32, 2, 4)), jnp.float32)
-    reward, action = jnp.array(rng.normal(size=(32, 2)), jnp.float32), jnp.array(rng.integers(0, 2, (32, 2)))
-    batch = env.Transition(obs, action, reward, next_obs, *jnp.zeros((2, 32, 2), bool))
+    c, batch = small("N_STEPS=2", f"DOUBLE_DQN={double}"), random_windows(32, 2, False)
     network, target = nnx.clone(network_of(0)), network_of(1)
     y = target_of(c, network, target, batch)
     assert (y != target_of(replace(c, DOUBLE_DQN=not double), network, target, batch)).any()

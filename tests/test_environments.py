@@ -1,4 +1,4 @@
-"""CartPole and Pendulum of folders 2 and 3 against Gymnasium's own."""
+"""CartPole and Pendulum of folders 2 and 3 against Gymnasium's own, and what is learned in them."""
 
 from functools import partial
 
@@ -84,6 +84,18 @@ def test_each_step_equals_gymnasiums(script):
 
 
 @each_world
+def test_first_states_are_drawn_uniformly_within_gymnasiums_limits(script):
+    high = np.array([np.pi, 1.0] if script is pendulum else [0.05] * 4)
+    found = jax.vmap(world_of(script).reset)(jax.random.split(jax.random.key(0), 20_000))
+    share = np.asarray(found.obs if script is cart_pole else found.physical) / high
+    assert (np.abs(share) <= 1 + 1e-6).all()
+    # tenths of a uniform distribution; 5 standard errors of a quantile of 20,000 draws are 0.036 of width 2
+    np.testing.assert_allclose(
+        np.quantile(share, np.linspace(0, 1, 11), axis=0).T, [np.linspace(-1, 1, 11)] * len(high), atol=0.036
+    )
+
+
+@each_world
 def test_quick_evaluate_plays_greedily_to_the_end(script):
     """The same episodes played in Gymnasium from the same first states."""
     (actors, act), rng, env = actors_of(script, 1), jax.random.key(5), gymnasium.make(IDS[script])
@@ -121,3 +133,27 @@ def test_evaluate_plays_gymnasiums_episodes(script, monkeypatch):
         by_hand[s, e] = sum(play(env, unstack(actors, s), act, env.reset(seed=e)[0]))
     np.testing.assert_allclose(returns, by_hand, rtol=1e-3)  # one network or three at once round differently
     assert script is pendulum or returns.min() < 20 == returns.max()
+
+
+@pytest.mark.parametrize(
+    "script, arguments, least",
+    [
+        # Ten seeds of ten balance for 500 steps, and swing up at -155 (chance: -1,200); the marks leave room
+        # for other machines' rounding.
+        (dqn, "LEARNING_STARTS=1000 EVAL_INTERVAL=7000 NUM_STEPS=22_000", cart_pole.SOLVED),
+        (pendulum, "EVAL_INTERVAL=20_000 NUM_STEPS=60_000 NUM_ENVS=8 ROLLOUT_STEPS=125", -180),
+    ],
+    ids=["dqn", "pendulum"],
+)
+def test_a_seed_learns(script, arguments, least):
+    agents, log, _ = script.train(script.configure(["NUM_SEEDS=1", *arguments.split()]))
+    if script is dqn:
+        returns = cart_pole.evaluate(agents.online, 10)
+        # the promise is near the truth at the end: gamma^500 and the network's fit leave a few units of 100
+        np.testing.assert_allclose(log.max_q[:, -1], log.discounted_return[:, -1], atol=5)
+    else:
+        returns = environments.evaluate(script.ENV, script.policy, agents.actor, 10)
+        assert (log.explained_variance[:, -1] > 0.9).all()
+        assert (log.entropy[:, -1] < log.entropy[:, 0]).all()
+        assert (log.kl[:, -1] < 0.05).all()  # what a practitioner reads is healthy
+    assert (returns.mean(axis=1) >= least).all(), returns

@@ -104,14 +104,17 @@ def tunix_learner(c, answers, **config):
     [
         ([], {}),
         (["LOSS_AGG_MODE=token-mean", "NUM_ITERATIONS=2"], dict(loss_agg_mode="token-mean")),
+        (
+            ["LOSS_AGG_MODE=seq-mean-token-sum-norm", "ADVANTAGE=centered"],  # Dr. GRPO
+            dict(loss_agg_mode="sequence-mean-token-scale", advantage_estimator="drgrpo"),
+        ),
+        (["ADVANTAGE=rloo", "LOSS_ALGO=gspo-token", "NUM_ITERATIONS=2"],
+         dict(advantage_estimator="rloo", loss_algo="gspo-token")),
         (["TRAIN_MICRO_BATCH_SIZE=1"], {}),
     ],
-)
+)  # fmt: skip
 def test_our_loop_trains_as_tunixs_own_learner(constants, config, tmp_path):
-    """An independent implementation, from the same answers and optimizer: weights, loss, norm, KL.
-
-    The other methods' losses are compared with the papers' in test_loss.py.
-    """
+    """An independent implementation, from the same answers and optimizer: weights, loss, norm, KL."""
     c = constants_of(*TWO, "NUM_GENERATIONS=4", "NUM_BATCHES=3", *constants)
     answers = [random_answers(seed, 8) for seed in range(3)]
     passes = c.BATCH_SIZE // (c.TRAIN_MICRO_BATCH_SIZE or c.BATCH_SIZE)  # Tunix generates in them, too

@@ -83,7 +83,7 @@ def brute_force_gae(reward, value, next_value, terminated, truncated, gamma, lam
 
 
 @pytest.mark.parametrize("gamma, lam", [(0.98, 0.85), (0.9, 1.0), (0.99, 0.0), (0.0, 0.5)])
-def test_gae_equals_the_brute_force_sum(gamma, lam):
+def test_gae_equals_the_brute_force_sum(script, gamma, lam):
     """Ends of both kinds, at times both at once; next values that differ from the next row's at every end."""
     rng = np.random.default_rng(int(100 * lam))
     reward, value, other = rng.normal(size=(3, 3, 40)).astype(np.float32)
@@ -94,7 +94,7 @@ def test_gae_equals_the_brute_force_sum(gamma, lam):
     arrays = reward, value, next_value, terminated, truncated
     # float32 sums of up to 40 terms of size about 1
     by_hand = brute_force_gae(*arrays, gamma, lam)
-    np.testing.assert_allclose(ppo.gae(*map(jnp.asarray, arrays), gamma, lam), by_hand, atol=1e-5)
+    np.testing.assert_allclose(script.gae(*map(jnp.asarray, arrays), gamma, lam), by_hand, atol=1e-5)
 
 
 @pytest.mark.parametrize("normalize", [True, False])
@@ -236,17 +236,17 @@ def test_an_update_by_hand(script):
     assert ended.any() == (script is ppo)  # a pendulum's episode is longer
 
 
-def test_each_epoch_has_every_step_once_in_an_order_of_its_own(monkeypatch):
+def test_each_epoch_has_every_step_once_in_an_order_of_its_own(script, monkeypatch):
     seen = []
 
-    def spy(c, actor_loss, agent, batch):
+    def spy(c, agent, batch):
         jax.debug.callback(seen.append, batch.obs, ordered=True)
         return jnp.float32(0)
 
-    monkeypatch.setattr(ppo, "train_step", spy)
-    c = small(ppo, "NUM_EPOCHS=3", "MINIBATCH_SIZE=10")
-    batch = ppo.Batch(*[jnp.arange(40.0)] * len(ppo.Batch._fields))
-    ppo.learn(c, None, jnp.float32(0), batch, jax.random.key(0))
+    monkeypatch.setattr(script, "train_step", spy)
+    c = small(script, "NUM_EPOCHS=3", "MINIBATCH_SIZE=10")
+    batch = script.Batch(*[jnp.arange(40.0)] * len(script.Batch._fields))
+    script.learn(c, jnp.float32(0), batch, jax.random.key(0))
     jax.effects_barrier()
     epochs = np.reshape(seen, (3, 40))
     np.testing.assert_array_equal(np.sort(epochs, axis=1), [np.arange(40)] * 3)

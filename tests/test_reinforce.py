@@ -1,5 +1,6 @@
 """Folder 3, REINFORCE: credit, baselines and an update by hand, the masks."""
 
+import itertools
 from dataclasses import replace
 from functools import partial
 
@@ -16,6 +17,8 @@ reinforce = load("3_Pendulum", "reinforce")
 # All that a figure below depends on: what the defaults are doesn't matter.
 GIVEN = ["HIDDEN_SIZE=8", "GAMMA=0.99", "BASELINE=critic_baseline", "REWARD_TO_GO=True",
          "CRITIC_LEARNING_RATE=3e-3", "CRITIC_STEPS=2"]  # fmt: skip
+
+gradient_of = jax.jit(nnx.grad(reinforce.actor_loss))
 
 
 def given(*arguments):
@@ -131,6 +134,58 @@ def test_the_critic_sees_the_state_and_the_clock():
     rows = (x.reshape(-1, *x.shape[2:]) for x in (episodes.obs, jnp.array(t), returns))
     loss = float(reinforce.critic_loss(critic, *rows))
     assert loss == pytest.approx(((np.asarray(returns) - values) ** 2).mean(), rel=1e-4)
+
+
+# --- the gradient, against exact expectations on worlds small enough to enumerate
+
+
+class SmallWorld:
+    """Up to three actions; what is seen, earned and when it ends depends on all actions so far."""
+
+    def __init__(self, steps):
+        rng, obs, reward = np.random.default_rng(0), {}, {}
+        self.sequences = np.array(list(itertools.product((0, 1), repeat=steps)))  # [N, T]
+        for sequence, t in itertools.product(self.sequences.tolist(), range(steps)):
+            obs.setdefault(tuple(sequence[:t]), rng.normal(size=4))
+            reward.setdefault(tuple(sequence[: t + 1]), 2 + rng.normal())  # mostly positive, as in CartPole
+        lengths = [2 if steps == 3 and first == 1 else steps for first in self.sequences[:, 0]]
+        seen = [[obs[tuple(s[:t])] for t in range(steps)] for s in self.sequences.tolist()]
+        earned = [[reward[tuple(s[: t + 1])] for t in range(steps)] for s in self.sequences.tolist()]
+        self.episodes = rollout_of(self.sequences, earned, lengths, seen)
+
+    def probabilities(self, actor):
+        """Of each sequence, [N]; actions after the end are drawn too and change nothing."""
+        log_probs = jax.nn.log_softmax(actor(self.episodes.obs))  # [N, T, 2]
+        taken = jnp.take_along_axis(log_probs, self.episodes.action[..., None], axis=-1)
+        return jnp.exp(taken.sum(axis=(1, 2)))
+
+    def gradient(self, actor, gamma):
+        """Of the exact expected return J = sum over sequences of p * return."""
+        returns = (gamma ** jnp.arange(self.sequences.shape[1]) * self.episodes.reward).sum(axis=1)
+        return flat(nnx.jit(nnx.grad(lambda actor: self.probabilities(actor) @ returns))(actor))
+
+
+# return to go is the exact gradient without discount; the whole return with any (see `whole_return`)
+@pytest.mark.parametrize("reward_to_go, gamma", [(True, 1.0), (False, 1.0), (False, 0.7)])
+@pytest.mark.parametrize("baseline", ["no_baseline", "critic_baseline"])
+def test_the_expected_estimate_is_the_gradient_of_the_expected_return(reward_to_go, gamma, baseline):
+    """The estimate's exact mean: every sequence once, each weighted by its probability."""
+    c, actor, critic = networks_of(f"GAMMA={gamma}", f"REWARD_TO_GO={reward_to_go}", seed=1)
+    world = SmallWorld(3)
+    earned = credit_of(c, world.episodes)
+    # wrong values, but of the returns' size: about 2, and different from state to state
+    largest = sum(gamma**k for k in range(500))
+    critic.output.kernel[...] = critic.output.kernel[...] * 20 / largest
+    critic.output.bias[...] = jnp.array([2 / largest])
+    subtracted = reinforce.BASELINES[baseline](world.episodes, earned, critic)
+    assert baseline == "no_baseline" or (np.abs(subtracted).max() > 2 and np.std(subtracted) > 0.1)
+    weighted = (earned - subtracted) * 8 * world.probabilities(actor)[:, None]
+    exact = world.gradient(actor, gamma)
+    assert np.abs(exact).max() > 0.1
+    # float32 gradients of size 1
+    np.testing.assert_allclose(
+        -flat(gradient_of(actor, batch_of(world.episodes, weighted))), exact, atol=1e-5
+    )
 
 
 def test_no_gradient_flows_through_the_advantage():

@@ -14,9 +14,8 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
-import jax
 import numpy as np
 import pytest
 from flax import nnx
@@ -223,17 +222,13 @@ def test_a_script_that_is_stopped_writes_what_it_trained(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("folder", FOLDERS[1:])
 def test_a_second_ctrl_c_stops_at_once(folder):
-    seeds, done = SimpleNamespace(SEED=0, NUM_SEEDS=1), []
-    learn = lambda rng, agent, index: (agent, (index,))  # noqa: E731
-
-    def show(log):
-        for _ in range(2 * len(done)):
-            os.kill(os.getpid(), signal.SIGINT)
-        done.append(log[-1])
-
+    runs, done = load(folder, "runs"), []
     with pytest.raises(KeyboardInterrupt):
-        load(folder, "runs").train(seeds, jax.random.bits, learn, 10, show)
-    assert len(done) == 1
+        for i in runs.until_ctrl_c(range(10)):
+            for _ in range(2 * i):
+                os.kill(os.getpid(), signal.SIGINT)
+            done.append(i)
+    assert done == [0]
 
 
 @pytest.mark.parametrize("run", [*(load(folder, "settings").run for folder in FOLDERS), settings.run])
