@@ -1,11 +1,11 @@
 """Runs an untrusted Python program in isolation, on Linux. Standard library only.
 
-    training  --starts-->  `python -I -S`: the warden  --forks-->  the program
+    training  --starts-->  warden  --forks-->  init process  --forks-->  `python -I -S`: the program
 
 `namespaces` isolates it (Linux 5.12, user namespaces or real root), `limits` only limits it;
-`docs/code_answers.md` says what each one protects against. The program inherits the warden's memory, so the
-warden holds no secrets; it exits once everything it started has exited. The program is process 1 of its pid
-namespace: when it ends, the kernel kills all others in it.
+`docs/code_answers.md` says what each one protects against. The warden and the init process hold no secrets.
+The warden exits once everything it started has exited: when the init process of a pid namespace ends, the
+kernel kills all others in it.
 """
 
 import contextlib
@@ -62,14 +62,13 @@ def started(program: str, protection: str, stdin=subprocess.DEVNULL, pass_fds=()
         file = stack.enter_context(read_only(program.encode(errors="replace")))
         settings = dict(
             protection=protection, limits=limits | {"FSIZE": DISK_BYTES}, disk=DISK_BYTES, folder=folder,
-            program=file.fileno(), parent=os.getpid(),
+            program=file.fileno(), parent=os.getpid(), python=_PYTHON,
         )  # fmt: skip
         stdout = stack.enter_context(tempfile.TemporaryFile())
         process = subprocess.Popen(
-            [_PYTHON, "-I", "-S", "-X", "utf8", warden.__file__, repr(settings)],
+            [_PYTHON, "-I", "-S", warden.__file__, repr(settings)],
             stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, pass_fds=(file.fileno(), *pass_fds), cwd="/",
             env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8"},  # none of our secrets
-            start_new_session=True,  # Ctrl-C is for the training
         )  # fmt: skip
         try:
             yield process, stdout
@@ -80,7 +79,7 @@ def started(program: str, protection: str, stdin=subprocess.DEVNULL, pass_fds=()
             except subprocess.TimeoutExpired:
                 process.kill()
                 _, said = process.communicate()
-        if said:
+        if said and warden.READY not in said:
             reason = said.decode(errors="replace").strip().splitlines()[-1]
             raise RuntimeError(f"protection {protection}: {reason}")
 
@@ -96,12 +95,15 @@ def output(process: subprocess.Popen, stdout, end: float = math.inf) -> tuple[st
     return data[:OUTPUT_BYTES].decode(errors="replace"), ended
 
 
+@contextlib.contextmanager
 def read_only(data: bytes):
-    """An unnamed, read-only file with `data`, to be used in a `with`."""
-    with tempfile.TemporaryFile() as file:
+    """Yields an unnamed, read-only file with `data` (bytes)."""
+    with tempfile.NamedTemporaryFile() as file:
         file.write(data)
         file.flush()
-        return open(f"/proc/self/fd/{file.fileno()}", "rb")
+        again = open(file.name, "rb")  # noqa: SIM115  (closed below, when the name is gone)
+    with again:
+        yield again
 
 
 def remove(folder: str) -> None:

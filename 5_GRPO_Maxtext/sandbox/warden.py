@@ -6,7 +6,6 @@ and adopts orphans. It imports little, because start-up is most of the cost of a
 
 import ctypes
 import os
-import resource
 import signal
 import struct
 import sys
@@ -15,10 +14,15 @@ import sys
 
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # (column below, AUDIT_ARCH_*)
 
-with open(os.path.join(os.path.dirname(__file__), "refused_calls.txt")) as _file:  # name, numbers, conditions
-    REFUSED = [row.split() for line in _file if line[0] != "#" for row in line.split(",") if row.strip()]
+with open(os.path.join(os.path.dirname(__file__), "refused_calls.txt")) as _file:
+    _REFUSED = [line for line in _file if not line.startswith("#")]
 _CLONE3 = 435
 _ALLOW, _KILL, _EPERM, _ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
+
+
+def refused_calls() -> list[list[str]]:
+    """The rows of refused_calls.txt: name, two numbers, conditions."""
+    return [row.split() for line in _REFUSED for row in line.split(",") if row.strip()]
 
 
 def seccomp_filter() -> bytes:
@@ -30,7 +34,7 @@ def seccomp_filter() -> bytes:
     program += [(load, 0, 0, 0), (at_least, 0, 1, 0x40000000), (answer, 0, 0, _KILL)]  # and x32's
     # clone3 passes its flags by pointer, which a filter can't read; without it the C library uses clone.
     program += [(equal, 0, 1, _CLONE3), (answer, 0, 0, _ENOSYS)]
-    for row in REFUSED:
+    for row in refused_calls():
         body, numbers, conditions = [], row[1:3], row[3:]
         for condition in conditions:
             argument, test, constant = condition.partition("=" if "=" in condition else "&")
@@ -43,6 +47,41 @@ def seccomp_filter() -> bytes:
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 
+# ---------------------------------------------------------------- inside: the last steps before the program
+
+READY = b"ready\n"
+
+# Runs in the fresh interpreter, which is isolated by then. RLIMIT_NPROC and file permissions don't apply to
+# root, so root becomes an otherwise unused user.
+_INSIDE = """
+import os, resource, sys
+if os.geteuid() == 0:
+    os.setgroups([])
+    for uid in (settings["uid"], 65534):  # nobody, where the container lacks the first
+        try:
+            os.setgid(uid)
+            os.setuid(uid)
+            break
+        except OSError:
+            pass
+    else:
+        sys.exit("root cannot become another user here")
+    if not os.access(os.__file__, os.R_OK):
+        sys.exit(f"running as root: the answer's user cannot read {os.__file__}")
+for name, value in settings["limits"].items():
+    number = getattr(resource, "RLIMIT_" + name)
+    hard = resource.getrlimit(number)[1]
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(number, (value, value))
+text = open(settings["program"], encoding="utf-8").read()
+os.write(2, b"ready\\n")
+os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+sys.argv = ["answer.py"]
+main = sys.modules["__main__"] = type(sys)("__main__")
+exec(compile(text, "answer.py", "exec"), main.__dict__)
+"""
+
+
 # ---------------------------------------------------------------- isolation
 
 HOME = "/.answer"  # the only folder the program can write to; no interpreter is installed under this name
@@ -52,7 +91,6 @@ _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIV
 _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
 _MNT_DETACH, _AT_FDCWD, _AT_RECURSIVE, _SYS_MOUNT_SETATTR = 2, -100, 0x8000, 442
 _READ_ONLY_NOSUID_NODEV = 1 | 2 | 4  # MOUNT_ATTR_*
-_CAPABILITY_VERSION_3 = 0x20080522  # linux/capability.h
 
 
 def _call(name: str, *arguments) -> None:
@@ -64,10 +102,9 @@ def _call(name: str, *arguments) -> None:
         raise OSError(error, f"{name}: {os.strerror(error)}")
 
 
-def _read_only_paths() -> list[str]:
+def _read_only_paths(python: str) -> list[str]:
     """Files and folders that Python and its C library need, without those inside another of them."""
-    paths = [sys.base_prefix, sys.base_exec_prefix, sys.executable]
-    paths += ["/lib", "/lib64", "/usr/lib", "/usr/lib64"]
+    paths = [sys.base_prefix, sys.base_exec_prefix, python, "/lib", "/lib64", "/usr/lib", "/usr/lib64"]
     paths = sorted({path for path in [*paths, "/etc/ld.so.cache"] if os.path.exists(path)})
     return [p for p in paths if not any(p.startswith(other.rstrip("/") + "/") for other in paths)]
 
@@ -84,10 +121,10 @@ def _own_namespaces() -> None:
     _call("mount", "none", "/", None, _MS_REC | _MS_PRIVATE, None)
 
 
-def _make_root(folder: str, size: int) -> None:
-    """Makes the empty `folder` the root, with Python, /dev/null and a HOME of `size` bytes."""
+def _make_root(folder: str, size: int, python: str) -> None:
+    """Makes the empty `folder` the root, with `python`, /dev/null and a HOME of `size` bytes."""
     _call("mount", "tmpfs", folder, "tmpfs", 0, "size=1m,mode=755")
-    for path in [*_read_only_paths(), "/dev/null"]:
+    for path in [*_read_only_paths(python), "/dev/null"]:
         target = folder + path
         os.makedirs(target if os.path.isdir(path) else os.path.dirname(target), exist_ok=True)
         if not os.path.isdir(path):
@@ -107,38 +144,6 @@ def _make_root(folder: str, size: int) -> None:
     os.chdir(HOME)
 
 
-def _give_up_rights(unused: int) -> None:
-    """Becomes user `unused` if this is root, and gives up all capabilities.
-
-    RLIMIT_NPROC and file permissions don't apply to root.
-    """
-    if os.geteuid() == 0:
-        os.setgroups([])
-        for uid in (unused, 65534):  # nobody, where the container lacks the first
-            try:
-                os.chown(".", uid, uid)
-                os.setgid(uid)
-                os.setuid(uid)
-                break
-            except OSError:
-                pass
-        else:
-            raise PermissionError("root cannot become another user here")
-        if not os.access(os.__file__, os.R_OK):
-            raise PermissionError(f"running as root: the answer's user cannot read {os.__file__}")
-    # No effective, permitted or inheritable ones: `unshare` gives all to a user who isn't root.
-    _call("capset", struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), bytes(24))
-
-
-def _limit(limits: dict[str, int]) -> None:
-    """Sets the RLIMIT_* in `limits`, none above what this process may have."""
-    for name, value in limits.items():
-        number = getattr(resource, f"RLIMIT_{name}")
-        hard = resource.getrlimit(number)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(number, (value, value))
-
-
 def install(program: bytes) -> None:
     """Applies a filter from `seccomp_filter` to this process and its future children; it can't be undone."""
     _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
@@ -147,24 +152,25 @@ def install(program: bytes) -> None:
     _call("prctl", _PR_SET_SECCOMP, 2, length_and_address, 0, 0)
 
 
-def _run(settings: dict, uid: int) -> None:
-    """Isolates this process, the warden's child, and runs the program in it, as `__main__`."""
+def _become_the_program(settings: dict) -> None:
+    """The warden's child: isolates itself and becomes the interpreter. Does not return."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     os.chdir(settings["folder"])
+    _call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if settings["protection"] == "namespaces":
-        _make_root(settings["folder"], settings["disk"])
-    _give_up_rights(uid)
-    _call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # becoming another user would clear it
-    _limit(settings["limits"])
+        _make_root(settings["folder"], settings["disk"], settings["python"])
+        # Process 1 stays ours. No process inside can kill it, and all others end with it.
+        if child := os.fork():
+            while (ended := os.wait())[0] != child:
+                pass
+            os._exit(os.waitstatus_to_exitcode(ended[1]) & 0xFF)
+    elif os.geteuid() == 0:
+        os.chown(settings["folder"], settings["uid"], -1)
     install(seccomp_filter())
-    with open(settings["program"], encoding="utf-8") as file:
-        text = file.read()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    sys.argv = ["answer.py"]
-    main = sys.modules["__main__"] = type(sys)("__main__")
-    exec(compile(text, "answer.py", "exec"), main.__dict__)
+    inside = f"settings = {settings!r}\n{_INSIDE}"
+    os.execv(settings["python"], [settings["python"], "-I", "-S", "-X", "utf8", "-c", inside])
 
 
 def guard(settings: dict) -> int:
@@ -172,7 +178,7 @@ def guard(settings: dict) -> int:
     signals = {signal.SIGTERM, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # held until sigwait below
     signal.signal(signal.SIGCHLD, lambda *_: None)  # ignored, the default, it is lost on some systems
-    uid = (1 << 30) + os.getpid()  # otherwise unused, and different for every answer
+    settings["uid"] = (1 << 30) + os.getpid()  # otherwise unused, and different for every answer
     if settings["protection"] == "namespaces":
         _own_namespaces()
     _call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # adopt orphans
@@ -181,8 +187,11 @@ def guard(settings: dict) -> int:
         return 1
     child = os.fork()
     if child == 0:
-        _run(settings, uid)
-        return 0
+        try:
+            _become_the_program(settings)
+        except BaseException as error:  # shown as one line, without a traceback
+            os.write(2, f"{type(error).__name__}: {error}".encode())
+        os._exit(1)
     while signal.sigwait(signals) == signal.SIGCHLD:
         if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             break
