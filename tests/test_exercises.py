@@ -169,7 +169,8 @@ def test_a_readers_own_loss_is_recognised(case, tmp_path, capsys, monkeypatch):
     "folder,arguments,runs",
     [
         ("1_Q_Learning", "NUM_EPISODES=400 MAX_STEPS_PER_EPISODE=20", 1),
-        ("2_Cart_Pole_DQN", SHORT["2_Cart_Pole_DQN/cart_pole_dqn"], 1),  # whose compiled programs are there already
+        # whose compiled programs are there already
+        ("2_Cart_Pole_DQN", SHORT["2_Cart_Pole_DQN/cart_pole_dqn"], 1),
         ("3_Pendulum", "NUM_STEPS=2000 EVAL_INTERVAL=1000 HIDDEN_SIZE=8 NUM_SEEDS=1 EVAL_EPISODES=1", 2),
         ("4_GRPO_MNIST", "MNIST_PATH=subset NUM_EPOCHS=1 HIDDEN_SIZE=8 NUM_SEEDS=1", 1),
     ],
