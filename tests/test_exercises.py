@@ -100,10 +100,10 @@ def test_every_planted_mistake_is_recognised_by_its_name_alone(folder, name):
     exercise = load(folder).exercise_checks.EXERCISES[name]
     functions = {words: exercise.variant(exercise.right, edit) for words, edit in exercise.mistakes.items()}
     looked = {words: list(exercise.look(f)) for words, f in (functions | {"": exercise.right}).items()}
-    named = exercise._replace(
-        look=looked.get, right="", variant=lambda right, words: words
-    )  # each tried once
-    named = named._replace(mistakes={words: words for words in functions})
+    named = exercise._replace(  # each function is tried once
+        look=looked.get, right="", mistakes={words: words for words in functions},
+        variant=lambda right, words: words,
+    )  # fmt: skip
     for words in functions:
         verdict = load(folder).grader.judge(words, named)
         assert verdict.startswith("wrong\n") and verdict.endswith(f"\nThis is what comes out if {words}.")
