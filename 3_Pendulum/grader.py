@@ -39,9 +39,9 @@ class Exercise(NamedTuple):
     def difference(self, found: Mapping[str, Any], function: Callable) -> list[str]:
         """Where the function's results aren't what was found: one in a few lines, or none; nan equals nan."""
         for given, result in self.look(function):
-            a, b = found[given], np.asarray(result)
+            a, b, eps = found[given], np.asarray(result), self.tolerance
             alike = a.shape == b.shape and a.dtype.kind in KINDS[b.dtype.kind]
-            if not (alike and np.allclose(a.astype(float), b, *2 * [self.tolerance], equal_nan=True)):
+            if not (alike and np.allclose(a.astype(float), b, eps, eps, equal_nan=True)):
                 lines = [f"given     {given}", f"expected  {shown(b)}", f"found     {shown(a)}"]
                 sizes = f"It is {a.dtype} {list(a.shape)}; expected {b.dtype} {list(b.shape)}."
                 return lines + [sizes] * (not alike)
