@@ -15,7 +15,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "measure" / "lock.json"
-DRAWS = {"pictures", "measure.pictures", "measure.drawings"}  # modules that only draw: they change no number
+# Modules that draw, or start runs: they change no number.
+NO_NUMBERS = {"pictures", "measure.pictures", "measure.drawings", "measure.run", "measure.tables"}
 Edits = Sequence[Sequence[str]]  # (file, old text, new text) each
 
 
@@ -57,7 +58,7 @@ def imported(tree: ast.Module, places: Sequence[Path]) -> Iterator[Path]:
             continue
         for name in names:
             paths = [place / f"{name.replace('.', '/')}.py" for place in places]
-            if name not in DRAWS and (found := next((path for path in paths if path.exists()), None)):
+            if name not in NO_NUMBERS and (found := next((path for path in paths if path.exists()), None)):
                 yield found
 
 
