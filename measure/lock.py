@@ -2,7 +2,8 @@
 
 lock.json has an entry for each committed product: the command, a hash of the code that made it, a hash of
 what the code was given (constants, patches, or the tables that a picture is drawn from), commit, versions,
-machine, date and minutes. Comments, docstrings and line breaks change no hash.
+machine, date and minutes. Comments, docstrings and line breaks change no hash. Under `checked` it says when a
+row was made anew with later code, or when short runs of both codes were equal (`short_runs`).
 """
 
 import ast

@@ -168,6 +168,8 @@ def measured_when(folder: Path, language: int) -> list[list[str]]:
             if checked := "stale" not in entry and entry.get("checked"):
                 when = f"{checked['date']}, {checked['commit']}"
                 state = f"first row made anew, equal ({when})", f"第一列重做過，相同（{when}）"
+                if "short_runs" in checked:  # of the code then and of today's
+                    state = f"code rebuilt, short runs equal ({when})", f"程式重寫過，短跑結果相同（{when}）"
             minutes = entry["minutes"]
             lines.append([
                 f"[`{Path(name).name}`]({name.removeprefix(folder.name + '/')})",
