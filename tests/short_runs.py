@@ -1,12 +1,10 @@
 """Short runs of the main script for several test files: in this process, or in one that can be killed."""
 
 import contextlib
-import fcntl
 import functools
 import io
 import multiprocessing
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -34,21 +32,6 @@ SHORT = [
 HANGS = 900  # seconds; only against a process that never ends
 
 CONSTANTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())  # which runs can differ in
-
-
-def finished_run(tmp_path_factory):
-    """The folder of a finished run of SHORT, with run/ and said.txt; made once for all files and workers."""
-    base = tmp_path_factory.getbasetemp()
-    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    folder, partial = base / "finished", base / "finished.partial"
-    with open(base / "finished.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir()
-            run_here(partial, *SHORT)
-            partial.rename(folder)
-    return folder
 
 
 def taken_again(make, name_of):
@@ -103,8 +86,7 @@ def share_programs(patch):
     from model.llm import Llm
     from run import start, trained
 
-    read = llama.pyconfig.initialize
-    read = kept(read, lambda *a, **more: repr((a, sorted(more.items()))))
+    read = kept(llama.pyconfig.initialize, lambda *a, **more: repr((a, sorted(more.items()))))
     patch.setattr(llama.pyconfig, "initialize", read)
 
     def name(c, folder, beside, *more):
