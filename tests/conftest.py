@@ -1,8 +1,10 @@
 """The folders are no packages: tests import folder 5's scripts from the path, the others' by folders.load."""
 
+import fcntl
 import gc
 import os
 import platform
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -56,10 +58,22 @@ def empty_folder(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory):
-    """A finished run of short_runs.SHORT: its folder, with run/ and said.txt; copy it to change it."""
+    """The folder of a finished run of short_runs.SHORT, with run/ and said.txt; copy it to change it.
+
+    Made once for all files and workers.
+    """
     import short_runs
 
-    return short_runs.finished_run(tmp_path_factory)
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder = base / "finished"
+    with open(base / "finished.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "said.txt").exists():  # which is written last
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            short_runs.run_here(folder, *short_runs.SHORT)
+    return folder
 
 
 @pytest.fixture(scope="module")

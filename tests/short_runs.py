@@ -1,16 +1,15 @@
 """Short runs of the main script for several test files: in this process, or in one that can be killed."""
 
 import contextlib
-import fcntl
 import functools
 import io
 import multiprocessing
 import os
-import shutil
 import socket
 import subprocess
 import sys
 import time
+import tomllib
 from concurrent import futures
 from pathlib import Path
 
@@ -32,32 +31,7 @@ SHORT = [
 ]
 HANGS = 900  # seconds; only against a process that never ends
 
-# What neither the model nor its engine sees: runs that differ in nothing else can take the same one.
-BESIDE_THE_MODEL = {
-    "RUN_DIR", "CHECKPOINT_DIR", "PROFILE_DIR", "DATASET", "TEST_DATASET", "REWARDS", "REWARD_FUNC",
-    "NUM_BATCHES", "NUM_ITERATIONS", "LEARNING_RATE", "WARMUP_FRACTION", "ROLLOUTS",
-    "SAMPLER_CORRECTION", "TEMPERATURE_END", "NUM_TEST_QUESTIONS", "EVAL_CONFIG", "EVAL_EVERY",
-    "EVAL_QUESTIONS", "LOG_ANSWERS_EVERY", "SAVE_INTERVAL_STEPS", "MAX_TO_KEEP",
-}  # fmt: skip
-BESIDE_THE_ENGINE = {
-    "CHECKPOINT", "INPUT", "OUTPUT", "SAMPLES", "SAMPLING", "COMPARE", "PAGE", "ANSWER", "REWARDS",
-    "REWARD_FUNC", "BATCH_SIZE",
-}  # fmt: skip
-
-
-def finished_run(tmp_path_factory):
-    """The folder of a finished run of SHORT, with run/ and said.txt; made once for all files and workers."""
-    base = tmp_path_factory.getbasetemp()
-    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    folder, partial = base / "finished", base / "finished.partial"
-    with open(base / "finished.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir()
-            run_here(partial, *SHORT)
-            partial.rename(folder)
-    return folder
+CONSTANTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())  # which runs can differ in
 
 
 def taken_again(make, name_of):
@@ -112,17 +86,16 @@ def share_programs(patch):
     from model.llm import Llm
     from run import start, trained
 
-    read = llama.pyconfig.initialize
-    read = kept(read, lambda *a, **more: repr((a, sorted(more.items()))))
+    read = kept(llama.pyconfig.initialize, lambda *a, **more: repr((a, sorted(more.items()))))
     patch.setattr(llama.pyconfig, "initialize", read)
 
     def name(c, folder, beside, *more):
         if vars(c).get("LORA_RANK"):  # the reference shares its weights
             return None
-        seen = {name: value for name, value in vars(c).items() if name not in beside}
+        seen = {name: value for name, value in vars(c).items() if name not in CONSTANTS[beside]}
         return folder.resolve(), *more, *seen.items()
 
-    take = taken_again(start.load_llm, lambda c, folder, *_: name(c, folder, BESIDE_THE_MODEL))
+    take = taken_again(start.load_llm, lambda c, folder, *_: name(c, folder, "beside_the_model"))
 
     def load_llm(c, *more):
         made = take(c, *more)
@@ -131,9 +104,7 @@ def share_programs(patch):
     patch.setattr(start, "load_llm", load_llm)
 
     # `update` takes both as static arguments: other objects of the same constants would be traced anew.
-    steps = ("NUM_BATCHES", "NUM_ITERATIONS", "LEARNING_RATE", "WARMUP_FRACTION", "MAX_GRAD_NORM", "B1", "B2",
-             "WEIGHT_DECAY", "MAX_NONFINITE_UPDATES")  # fmt: skip
-    method = ("EPSILON", *Variants.__dataclass_fields__)
+    steps, method = CONSTANTS["of_the_optimizer"], ("EPSILON", *Variants.__dataclass_fields__)
     for module, function, names in ((demo, "make_optimizer", steps), (grpo_variants, "choose", method)):
         key = functools.partial(lambda names, c, *more: tuple(getattr(c, name) for name in names), names)
         patch.setattr(module, function, kept(getattr(module, function), key))
@@ -143,7 +114,7 @@ def share_programs(patch):
         if run.get("LORA_RANK"):
             return None
         folder, clip = settings.find_path(c.MODEL), run.get("LOGITS_CLIP", 0.0)
-        return name(c, folder, BESIDE_THE_ENGINE, min(c.BATCH_SIZE, count), clip)
+        return name(c, folder, "beside_the_engine", min(c.BATCH_SIZE, count), clip)
 
     patch.setattr(trained, "make_rollout", taken_again(trained.make_rollout, engine))
 
@@ -179,12 +150,11 @@ def saved_steps(run_dir):
 
 
 def start(folder, *arguments, **environment):
-    """The main script in a process of its own, with these environment variables (None = without)."""
-    variables = os.environ | environment
+    """The main script in a process of its own, with these environment variables beside this one's."""
     return subprocess.Popen(
         [sys.executable, SCRIPT, *arguments],
         cwd=folder,
-        env={name: value for name, value in variables.items() if value is not None},
+        env=os.environ | environment,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

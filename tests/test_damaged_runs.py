@@ -3,7 +3,9 @@
 import io
 import json
 import shutil
+import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import jax
@@ -239,40 +241,21 @@ def test_a_run_finds_its_checkpoints_and_they_bring_its_files(name, kept, capsys
         begin(arguments[0], f"RUN_DIR={folder}", "BATCH_SIZE=2")
 
 
-def test_runs_that_start_in_the_same_second_have_folders_of_their_own(empty_folder, monkeypatch):
+def test_runs_that_start_in_the_same_second_have_folders_of_their_own(empty_folder):
     assert len({run_folder.new_folder("script") for _ in range(3)}) == 3
 
 
-KEPT = ["CHECKPOINT_DIR=kept"]
-NOT_ITS_OWN = {
-    "constants and evaluation": (
-        lambda: [Path(f"a/{name}.json").unlink() for name in ("constants", "before")], [], "constants.json of"
-    ),
-    "constants before a checkpoint": (
-        lambda: [Path("a/constants.json").unlink(), shutil.rmtree("a/checkpoints/4")], [], "constants.json of"
-    ),
-    "checkpoints are gone": (lambda: shutil.rmtree("a/checkpoints"), [], "a/checkpoints is empty, .* step 4"),
-    "CHECKPOINT_DIR is gone": (lambda: shutil.rmtree("kept/a"), KEPT, "kept/a is empty"),
-    "another's of that name": (
-        lambda: shutil.rmtree("a"), ["RUN_DIR=c/a", *KEPT], r"of another run \(a\)"
-    ),
-    "another's of that RUN_DIR": (
-        lambda: Path("kept/a/run.json").write_text('{"run_id": "1", "RUN_DIR": "a"}'), KEPT, "of another run"
-    ),
-    "a file": (lambda: Path("f").touch(), ["RUN_DIR=d", "CHECKPOINT_DIR=f/x"], "=f/x: Not a dir.*; choose"),
-    "run.json cut": (lambda: Path("a/run.json").write_text("{"), KEPT, "run.json.* damaged"),
-    "its copy is a list": (lambda: Path("kept/a/run.json").write_text("[1]"), KEPT, "run.json.* damaged"),
-}  # fmt: skip
+NOT_ITS_OWN = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
 
 @pytest.mark.parametrize("name", NOT_ITS_OWN)
-def test_a_run_never_begins_anew_over_what_there_is(name, empty_folder, monkeypatch):
-    happens, arguments, words = NOT_ITS_OWN[name]
-    arguments = ["RUN_DIR=a", *arguments]
-    begin("RUN_DIR=a", *[text for text in arguments if text in KEPT])
-    happens()
+def test_a_run_never_begins_anew_over_what_there_is(name, empty_folder):
+    case = NOT_ITS_OWN[name]
+    arguments = ["RUN_DIR=a", *case["arguments"]]
+    begin("RUN_DIR=a", *[text for text in arguments if text == "CHECKPOINT_DIR=kept"])
+    subprocess.run(case["happens"], shell=True, check=True)
     there = contents(empty_folder)
-    with pytest.raises(UserError, match=words) as error:
+    with pytest.raises(UserError, match=case["said"]) as error:
         begin(*arguments)
     assert "\n" not in str(error.value) and contents(empty_folder).items() >= there.items()
 

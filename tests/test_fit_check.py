@@ -31,19 +31,15 @@ def table(*files):
     return [row for path in paths for row in machines.rows_of(path) if row["peak"]]
 
 
-def assert_same_arrays(tree, other):
+def arrays_of(tree):
     """Path, shape, dtype and placement; a counter lies where the runtime puts it. Random numbers don't count:
     nothing samples from them.
     """
-    trees = (nnx.to_pure_dict(t.filter(nnx.Param)) if isinstance(t, nnx.State) else t for t in (tree, other))
-    one, two = (
-        {
-            jax.tree_util.keystr(path): (x.shape, x.dtype, x.ndim and x.sharding.devices_indices_map(x.shape))
-            for path, x in jax.tree_util.tree_leaves_with_path(t)
-        }
-        for t in trees
-    )
-    assert one == two
+    tree = nnx.to_pure_dict(tree.filter(nnx.Param)) if isinstance(tree, nnx.State) else tree
+    return {
+        jax.tree_util.keystr(path): (x.shape, x.dtype, x.ndim and x.sharding.devices_indices_map(x.shape))
+        for path, x in jax.tree_util.tree_leaves_with_path(tree)
+    }
 
 
 def run_and_compare(trained: str) -> None:
@@ -82,12 +78,12 @@ def run_and_compare(trained: str) -> None:
 
     of_step[2] = of_step[2].frozen
     for real, ours in zip((params, opt_state, model.frozen, batch), of_step, strict=True):
-        assert_same_arrays(real, ours)
+        assert arrays_of(real) == arrays_of(ours)
 
     kept = [jax.tree.map(jnp.copy, (params, opt_state)) for _ in range(2)]  # `update` gives them away
     theirs = update(*kept[0], model, batch, use, optimizer)
     ours = programs["update"]({"beside": jnp.zeros(8)}, *kept[1], model, batch)
-    assert_same_arrays(ours, theirs)
+    assert arrays_of(ours) == arrays_of(theirs)
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
     moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), ours[0], params)
     assert max(jax.tree.leaves(moved)) > 1e-4 and float(ours[2]["grad_norm"]) > 0
@@ -100,7 +96,7 @@ def run_and_compare(trained: str) -> None:
     synced = programs["sync"]((), nnx.state(policy, nnx.Param))  # as many weights, where vLLM's map puts them
     mesh = jax.tree.leaves(params)[0].sharding.mesh
     places = fit.abstract_vllm_state(llm.reference, mesh, jnp.dtype(c.DTYPE))
-    assert_same_arrays(dict(synced.flat_state()), dict(places.flat_state()))
+    assert arrays_of(dict(synced.flat_state())) == arrays_of(dict(places.flat_state()))
     assert sum(x.size for x in jax.tree.leaves(synced)) == llama.count_parameters(llm.reference)
 
 

@@ -33,10 +33,6 @@ def offline_in_an_empty_folder(empty_folder, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
-def read(*arguments):
-    return settings.read(demo.Constants, arguments)
-
-
 @pytest.mark.parametrize(
     ("argument", "code"), [("REWARDS=mark_reward,match_format_exactly", 2), ("--help", 0)]
 )
@@ -76,7 +72,7 @@ def test_an_early_ctrl_c_or_a_schedulers_signal(monkeypatch, capsys, where, numb
 
 @pytest.mark.parametrize("change", [{"NUM_EPOCHS": 2}, {"MASK_OVERLONG": None}])
 def test_a_run_of_another_version_is_refused(change):
-    c = read("RUN_DIR=run")
+    c = settings.read(demo.Constants, ["RUN_DIR=run"])
     saved = {name: value for name, value in (dataclasses.asdict(c) | change).items()
              if value is not None and name not in run_folder.FREE_TO_CHANGE}  # fmt: skip
     with pytest.raises(UserError, match=rf"^RUN_DIR=run: .* another version .* in {next(iter(change))}"):
@@ -161,9 +157,8 @@ def test_a_run_keeps_the_commit_and_a_resume_with_another_is_refused(tmp_path, m
     start("RUN_DIR=run", f"MODEL=org/tiny@{new}")
     refused = rf"^MODEL=org/tiny@{old}: the run in RUN_DIR=run was started with org/tiny@{new}; "
     for dry in ("DRY_RUN=False", "DRY_RUN=True"):
-        demo_run = ["MODEL=org/tiny@v1", "RUN_DIR=run", dry]
         with pytest.raises(UserError, match=refused):
-            demo.main(demo_run)
+            demo.main(["MODEL=org/tiny@v1", "RUN_DIR=run", dry])
     (repository / "refs" / "main").write_text(old)  # the hub has moved on
     with pytest.raises(UserError, match=refused):
         demo.main(["MODEL=org/tiny", "RUN_DIR=run"])
@@ -185,7 +180,7 @@ def small_disk(tmp_path):
 
 def test_a_disk_too_full_for_the_log_ends_the_training(small_disk):
     # tensorboardX's own SummaryWriter would wait for ever, once its thread has died of the full disk
-    log = training.TrainingLog(small_disk, read(), 0)
+    log = training.TrainingLog(small_disk, settings.read(demo.Constants, []), 0)
     row = dict.fromkeys(("reward", "correct", "format_ok", "kl"), 0.5)
     log.add({"step": 1} | row)
     with pytest.raises(UserError, match="the disk is full"), process.full_disk(small_disk):

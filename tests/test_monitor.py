@@ -158,13 +158,17 @@ def start(folder, devices, *arguments, **environment):
 
 
 def assert_same_curves(rows, expected):
-    """Sums in another order differ by about 1e-7; Adam, which divides by the square root of tiny second
-    moments, makes up to 1e-5 of that within these steps. The answers are the same tokens."""
-    exact = ("step", "reward", "reward_std", "correct", "length", "cut_off", "distinct", "zero_variance")
-    for name in (*exact, "loss", "kl", "entropy", "grad_norm"):
-        rtol, atol = (0, 1e-9) if name in exact else (1e-4, 1e-7)
-        found, wanted = [row[name] for row in rows], [row[name] for row in expected]
-        np.testing.assert_allclose(found, wanted, rtol=rtol, atol=atol, err_msg=name)
+    """Every figure but time, memory and `mismatch`, which is itself an error of rounding.
+
+    Sums in another order differ by about 1e-7; Adam, which divides by the square root of tiny second moments,
+    makes up to 1e-5 of that within these steps. One other token in one answer moves the length by 2e-3 of it.
+    """
+    other = ("seconds", "tokens_per_second", "memory", "mismatch")
+    names = [name for name in expected[0] if not name.startswith(other)]
+    assert {"step", "reward", "loss", "kl", "entropy", "grad_norm", "length"} < set(names)
+    for name in names:
+        found, wanted = ([row[name] for row in log] for log in (rows, expected))
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-7, err_msg=name)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,8 @@ import math
 import re
 import shlex
 import shutil
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -192,41 +194,31 @@ def test_a_change_is_clear_if_chance_is_below_five_percent(right, wrong):
     assert evaluation.change(before, after) == (right, wrong, clear * (1 if right > wrong else -1))
 
 
-def result(correct, formed=None, number=None, step=0):
-    """An evaluation with these answers, "1" for right and "0" for wrong."""
-    texts = correct, number or correct, formed or "1" * len(correct)
-    lists = [[character == "1" for character in text] for text in texts]
+def result(right, formed=20, number=None, step=0):
+    """An evaluation of 20 answers: so many right, in the format, and right by the last number."""
+    counts = right, right if number is None else number, formed
+    lists = [[i >= 20 - count for i in range(20)] for count in counts]
     shares = zip(("answer_accuracy", "lenient_accuracy", "format_accuracy"), map(np.mean, lists))
     return dict(zip(("correct", "correct_lenient", "format_ok"), lists)) | dict(shares) | {"step": step}
 
 
-def curve(*correct):
-    return [result(one, step=step) for step, one in enumerate(correct)]
+def curve(*right):
+    return [result(one, step=step) for step, one in enumerate(right)]
 
 
-N, HALF, ALL = "0" * 20, "0" * 10 + "1" * 10, "1" * 20
-VERDICTS = [  # before, after, held out; what the headline may say, and nothing more
-    (result(HALF), result(ALL), [], ["worked"]),
-    (result(HALF, HALF), result(ALL, ALL), [], ["worked", "format_change"]),
-    (result(N, N, N), result(N, N, ALL), [], ["worked"]),  # only by the number
-    (result(ALL), result(HALF), [], ["got_worse"]),
-    (result("0" * 5 + "1" * 15), result(ALL), [], ["unclear"]),
-    (result(N), result(N), [], ["no_gain"]),
-    (result(N), result(ALL), curve(N, HALF, ALL, ALL), ["worked", "flat"]),
-    (result(N), result(ALL), curve(N, HALF, ALL), ["worked", "rising"]),
-    (result(N), result(ALL), curve(N, ALL), ["worked"]),  # nothing is known in between
-]
+VERDICTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["verdict"]
 
 
-def test_the_headline_claims_what_was_measured():
-    for before, after, evaluations, expected in VERDICTS:
-        said = evaluation.headline([before, after], evaluations, 9)
-        assert [line.parts[0] for line in said] == expected
-        assert expected[-1] != "flat" or said[-1].parts[1] == {"step": "2"}
+@pytest.mark.parametrize("case", VERDICTS, ids=lambda case: "-".join(case["said"]))
+def test_the_headline_claims_what_was_measured(case):
+    both = [result(*case[when]) for when in ("before", "after")]
+    said = evaluation.headline(both, curve(*case["held_out"]), 9)
+    assert [line.parts[0] for line in said] == case["said"]
+    assert case["said"][-1] != "flat" or said[-1].parts[1] == {"step": "2"}
 
 
 def test_a_dip_of_the_held_out_curve_says_whether_the_format_did_it():
-    held_out = [*curve(N, ALL), result(HALF, HALF, ALL, step=2), result("0" * 11 + "1" * 9, step=3)]
+    held_out = [*curve(0, 20), result(10, formed=10, number=20, step=2), result(9, step=3)]
     [clear, chance] = evaluation.dips(held_out)
     assert clear[:2] == (2, True) and list(clear[2].parts[1].values()) == ["2", "10", "10", "0"]
     assert chance[:2] == (3, False) and chance[2].parts[1]["form"] == "0"

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pages
@@ -27,16 +28,7 @@ def test_the_cuda_set_is_the_cpu_set_and_nothing_but_the_cuda_of_this_jax():
 
 
 WITHOUT_WHEEL = {"jieba", "promise", "rouge-score", "sqlitedict", "word2number"}  # pure Python
-SOURCES = {  # what each file is compiled from
-    "requirements.txt": "-r pyproject.toml --extra dev",
-    "requirements/build.txt": "--group build --constraint requirements.txt",
-    "requirements/fit.txt": "--group fit --no-deps --constraint requirements/tpu.txt",
-    "requirements/fit-cards.txt": "--group fit-cards --no-deps --constraint requirements/cuda.txt",
-    "requirements/site.txt": "--group site --constraint requirements.txt",
-    "requirements/eval.txt": "--group eval absl-py nltk",  # rouge-score's, which is left out below
-    "requirements/cuda.txt": "-r pyproject.toml --extra dev --group cuda",
-    "requirements/tpu.txt": "-r requirements/tpu.in --overrides requirements/tpu.overrides.txt",
-}
+SOURCES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())  # what each is compiled from
 
 
 @pytest.mark.index
