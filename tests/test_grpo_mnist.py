@@ -1,6 +1,5 @@
 """Folder 4: every formula of GRPO against a hand table, an enumeration of all ten digits, or Tunix."""
 
-import csv
 import functools
 import gzip
 import http.server
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from folders import flat, learning_rates, load
+from measure.columns import read_csv
 
 grpo_mnist, variants, environment, mnist_data = (
     load("4_GRPO_MNIST", name) for name in ("grpo_mnist", "variants", "environment", "data")
@@ -284,17 +284,13 @@ def test_tensorflow_datasets_fetches_prepares_and_reads_the_real_thing(tmp_path,
 
     served, data = tmp_path / "served", few(80, 40)
     served.mkdir()
-    for part, images, labels in (
-        ("train", data.images, data.labels),
-        ("t10k", data.test_images, data.test_labels),
-    ):
+    for part, (images, labels) in {"train": data[:2], "t10k": data[4:]}.items():
         write_idx(served / f"{part}-images-idx3-ubyte.gz", images.reshape(-1, 28, 28))
         write_idx(served / f"{part}-labels-idx1-ubyte.gz", labels)
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=served)
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setattr(mnist.MNIST, "URL", f"http://127.0.0.1:{server.server_port}/")
-    try:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(mnist.MNIST, "URL", f"http://127.0.0.1:{server.server_port}/")
         for _ in range(2):  # fetched and prepared; then only read, with nobody serving
             found, source = mnist_data.read_mnist("", str(tmp_path / "tfds"))
             assert source == "tensorflow-datasets mnist: 67 images to train on, 13 to validate, 40 to test"
@@ -306,8 +302,6 @@ def test_tensorflow_datasets_fetches_prepares_and_reads_the_real_thing(tmp_path,
             assert len(asked.images) == 3500  # though all of MNIST is there
             server.shutdown()
             server.server_close()
-    finally:
-        server.server_close()
 
 
 def test_without_a_network_it_is_the_packaged_subset_and_says_so(tmp_path, monkeypatch):
@@ -362,8 +356,7 @@ def test_a_file_that_is_not_mnist_is_refused(changes, tmp_path):
 def test_the_script_trains_as_its_variants_do(tmp_path, run):
     """The same training as variants.py's with the same constants, to the rounding of other programs."""
     grpo_mnist.main([*RUN, f"MNIST_PATH={run.c.MNIST_PATH}", f"RUN_DIR={tmp_path}"])
-    with open(tmp_path / "log.csv", newline="") as file:
-        log = list(csv.DictReader(file))
+    log = read_csv(tmp_path / "log.csv")
     for name, values in run.log._asdict().items():
         # the same sums in another order: 36 updates
         np.testing.assert_allclose([float(row[name]) for row in log], values.ravel(), atol=1e-4)

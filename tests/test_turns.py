@@ -26,7 +26,6 @@ from task import turns
 from task.prompts import to_prompt
 from task.run_grader import load_file
 
-ROOT = HERE.parent
 CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 GRID = "examples/grid/grid_world.py"
 T, TURNS, ROWS = 30, 5, 16  # tokens and turns of an episode here, rows of a call
