@@ -20,7 +20,8 @@ grpo_mnist, variants, environment, mnist_data = (
 settings = grpo_mnist.settings
 # All that a figure below depends on: what the defaults are doesn't matter.
 SMALL = ["HIDDEN_SIZE=16", "NUM_GENERATIONS=8", "CLIP_EPSILON=0.2", "BETA=0.0"]
-TINY = [*SMALL, "NUM_EPOCHS=1", "NUM_SEEDS=2", "LOGS_PER_EPOCH=2", "BATCH_SIZE=64"]
+RUN = [*SMALL, "NUM_EPOCHS=3", "NUM_SEEDS=2", "LOGS_PER_EPOCH=2", "BATCH_SIZE=64", "NUM_ITERATIONS=2",
+       "SEED=7", "BETA=0.1", "LEARNING_RATE=0.003", "WARMUP_FRACTION=0.1"]  # fmt: skip
 
 
 @functools.cache
@@ -39,10 +40,6 @@ def write_npz(path, data, **changes):
     arrays = dict(x_train=data.images.reshape(-1, 28, 28), y_train=data.labels,
                   x_test=data.test_images.reshape(-1, 28, 28), y_test=data.test_labels)  # fmt: skip
     np.savez(path, **{name: value for name, value in (arrays | changes).items() if value is not None})
-
-
-RUN = [*TINY, "NUM_EPOCHS=3", "NUM_ITERATIONS=2", "SEED=7", "BETA=0.1", "LEARNING_RATE=0.003",
-       "WARMUP_FRACTION=0.1"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -251,7 +248,7 @@ def test_it_learns_and_the_kl_is_one_to_the_untrained_network(run):
 
 
 def test_each_epoch_has_every_image_at_most_once_and_each_batch_its_own_key():
-    c = grpo_mnist.configure(TINY)
+    c = grpo_mnist.configure(RUN)
     epochs = [environment.shuffled(c, jax.random.key(seed), num_images=400) for seed in (0, 1)]
     (order, keys), (other, other_keys) = epochs
     assert order.shape == (2, 3, 64) and keys.shape == (2, 3)

@@ -24,10 +24,6 @@ EXAMPLES = HERE / "examples"
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
-def constants(*arguments):
-    return settings.read(demo.Constants, arguments)
-
-
 def grader_of(rewards, rows=()):
     return run_grader.make_grader(rewards, "", reward_func, rows)
 
@@ -46,7 +42,7 @@ def changed_model(special="", old="", new=""):
 
 def checked(rewards, **changes):
     """`check_form` with such a model."""
-    c = constants("MODEL=m", f"REWARDS={rewards}")
+    c = settings.read(demo.Constants, ["MODEL=m", f"REWARDS={rewards}"])
     prompts.check_form(c, changed_model(**changes), grader_of(rewards))
 
 
@@ -106,7 +102,8 @@ def test_a_question_cannot_end_its_turn_or_begin_the_answer(name, token):
 @pytest.mark.parametrize(("rewards", "tag"), [("", "reasoning"), ("correctness_reward,mark_reward", "think")])
 def test_the_prompt_asks_for_the_tags_that_are_rewarded(rewards, tag):
     """With the script's own SYSTEM_PROMPT."""
-    c = constants("TEMPLATE={system_prompt} {question}", "MAX_PROMPT_LENGTH=1000", f"REWARDS={rewards}")
+    arguments = "TEMPLATE={system_prompt} {question}", "MAX_PROMPT_LENGTH=1000", f"REWARDS={rewards}"
+    c = settings.read(demo.Constants, arguments)
     row = {"question": "?", "answer": "1", "data_source": "gsm8k", "source": "mine.jsonl", "line": "1"}
     tokenizer, think_tags = llama.load_tokenizer(HERE / "tiny_llama"), grader_of(rewards, [row]).think_tags
     [made] = prompts.make_prompts(c, [row], "mine.jsonl", tokenizer, think_tags, None)

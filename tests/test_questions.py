@@ -303,9 +303,8 @@ def chosen(*rows, rewards=""):
 
 def test_the_rewards_follow_the_data():
     gsm8k = {"question": "?", "answer": "#### 2"}
-    assert ",".join(chosen(gsm8k)) == (
-        "match_format_exactly,match_format_approximately,check_answer,check_numbers"
-    )
+    course = "match_format_exactly,match_format_approximately,check_answer,check_numbers"
+    assert ",".join(chosen(gsm8k)) == course
     assert chosen(gsm8k, ROWS[0]) == ("compute_score",)
     assert chosen(gsm8k, ROWS[0], rewards="check_answer") == ("check_answer",)
     said = r"mine.jsonl, row 7: data_source 'maths' is none .*\(gsm8k, math_reasoning, "
