@@ -183,7 +183,7 @@ def test_loss_and_gradient_equal_tunix(name, theirs, beta):
     advantage = grpo_mnist.group_advantage(reward)
     batch = variants.Batch(None, None, guesses, reward, old, reference, advantage, jnp.full(6, 1 / 6))
     ours = jax.value_and_grad(lambda x: variants.actor_loss(c, lambda obs: x, batch), has_aux=True)
-    (loss, metrics), gradients = ours(logits)
+    (loss, metrics), gradients = jax.jit(ours)(logits)
     kl = common.compute_kl_divergence(old, reference, theirs)
     np.testing.assert_allclose(variants.KL_ESTIMATORS[name](old, reference), kl, rtol=1e-5, atol=1e-6)
 
@@ -199,7 +199,7 @@ def test_loss_and_gradient_equal_tunix(name, theirs, beta):
     tunixs = nnx.value_and_grad(
         lambda model: algo_core.grpo_loss_fn(model, example, config, -1, -2), has_aux=True
     )
-    (expected, aux), their_gradients = tunixs(Table(jnp.repeat(logits, 5, axis=0)))
+    (expected, aux), their_gradients = nnx.jit(tunixs)(Table(jnp.repeat(logits, 5, axis=0)))
     assert loss == pytest.approx(float(expected), rel=1e-5, abs=1e-6)
     assert 0 < metrics["clip_fraction"] == pytest.approx(float(aux["pg_clipfrac"]), rel=1e-5)
     their_sum = np.asarray(their_gradients["logits"][...]).reshape(6, 5, 10).sum(axis=1)

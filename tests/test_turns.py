@@ -278,3 +278,8 @@ def test_the_calculator():
     for action, result in {"<reasoning>15-4=": "11", ",11 + 3 =": "14", "17*24=": "408", "x=": ""}.items():
         assert calculator.step(action) == (result, 0.0, False, False)
     assert calculator.step("</reasoning><answer>14</answer>") == ("", 0.0, True, False)
+
+
+def test_a_world_is_not_asked_on_several_hosts():
+    with pytest.raises(UserError, match=r"^DISTRIBUTED=True: does not work with turns"):
+        constants("DISTRIBUTED=True")
