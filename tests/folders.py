@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 from flax import nnx
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,6 +49,15 @@ def flat(tree: Any) -> np.ndarray:
     """All of its numbers in a row, as they are now: of a gradient, or of a network's weights."""
     tree = nnx.state(tree, nnx.Param) if isinstance(tree, nnx.Module) else tree
     return np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])
+
+
+def of_sgd(agent: Any, **rates: float) -> Any:
+    """The agent of folder 3, but its networks learn by plain SGD at these rates: a step is the gradient."""
+    optimizers = {
+        f"{name}_optimizer": nnx.Optimizer(getattr(agent, name), optax.sgd(rate), wrt=nnx.Param)
+        for name, rate in rates.items()
+    }
+    return agent._replace(**optimizers)
 
 
 def forward(network: nnx.Module, x: Any, activation: Any = lambda x: np.maximum(x, 0)) -> np.ndarray:

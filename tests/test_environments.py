@@ -71,9 +71,8 @@ def test_each_step_equals_gymnasiums(script):
     before, steps, action, obs, reward, terminated, truncated = map(np.array, zip(*rows))
     assert truncated.any() and terminated.any() == (script is not pendulum)
     states = jax.vmap(partial(state_of, script))(before.astype(np.float32), steps)
-    following, found = jax.jit(jax.vmap(world_of(script).step))(
-        states, jnp.asarray(action.reshape(len(steps)))
-    )
+    actions = jnp.asarray(action.reshape(len(steps)))
+    following, found = jax.jit(jax.vmap(world_of(script).step))(states, actions)
     # Gymnasium computes in float64 and lets angles run to 30 rad: float32 keeps 2e-6 of that, and a reward
     # goes up to 16 and depends on the square of the angle.
     np.testing.assert_allclose(found.next_obs, obs, atol=1e-5)
@@ -90,9 +89,8 @@ def test_first_states_are_drawn_uniformly_within_gymnasiums_limits(script):
     share = np.asarray(found.obs if script is cart_pole else found.physical) / high
     assert (np.abs(share) <= 1 + 1e-6).all()
     # tenths of a uniform distribution; 5 standard errors of a quantile of 20,000 draws are 0.036 of width 2
-    np.testing.assert_allclose(
-        np.quantile(share, np.linspace(0, 1, 11), axis=0).T, [np.linspace(-1, 1, 11)] * len(high), atol=0.036
-    )
+    tenths = np.quantile(share, np.linspace(0, 1, 11), axis=0).T
+    np.testing.assert_allclose(tenths, [np.linspace(-1, 1, 11)] * len(high), atol=0.036)
 
 
 @each_world

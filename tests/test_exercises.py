@@ -2,7 +2,6 @@
 
 import ast
 import contextlib
-import csv
 import functools
 import importlib.util
 import inspect
@@ -17,11 +16,12 @@ import folders
 import make_golden_batch
 import numpy as np
 import pytest
-from test_scripts import SHORT
+from folders import ROOT
+from measure.columns import read_csv
+from test_scripts import FOLDERS
 from tunix.rl import algo_core, common
 
-ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ["1_Q_Learning", "2_Cart_Pole_DQN", "3_Pendulum", "4_GRPO_MNIST", "5_GRPO_Maxtext"]
+CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
 
 @functools.cache
@@ -57,10 +57,11 @@ def graded(folder, name, function) -> str:
     return load(folder).grader.judge(function, load(folder).exercise_checks.EXERCISES[name])
 
 
-EXERCISES = [(folder, name) for folder in FOLDERS for name in load(folder).exercise_checks.EXERCISES]
+ALL = [*FOLDERS, "5_GRPO_Maxtext"]
+EXERCISES = [(folder, name) for folder in ALL for name in load(folder).exercise_checks.EXERCISES]
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("folder", ALL)
 def test_nothing_is_begun_as_it_comes(folder, capsys, monkeypatch):
     """And the command says so, and exits with 1."""
     monkeypatch.setattr(sys, "argv", ["exercises.py"])
@@ -107,9 +108,6 @@ def test_every_planted_mistake_is_recognised_by_its_name_alone(folder, name):
     for words in functions:
         verdict = load(folder).grader.judge(words, named)
         assert verdict.startswith("wrong\n") and verdict.endswith(f"\nThis is what comes out if {words}.")
-
-
-CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
 
 @pytest.mark.parametrize("case", CASES["body"], ids=lambda case: case["name"])
@@ -165,16 +163,7 @@ def test_a_readers_own_loss_is_recognised(case, tmp_path, capsys, monkeypatch):
     assert err.count("error: ") == err.count("\n") == (code == 2)
 
 
-@pytest.mark.parametrize(
-    "folder,arguments,runs",
-    [
-        ("1_Q_Learning", "NUM_EPISODES=400 MAX_STEPS_PER_EPISODE=20", 1),
-        # whose compiled programs are there already
-        ("2_Cart_Pole_DQN", SHORT["2_Cart_Pole_DQN/cart_pole_dqn"], 1),
-        ("3_Pendulum", "NUM_STEPS=2000 EVAL_INTERVAL=1000 HIDDEN_SIZE=8 NUM_SEEDS=1 EVAL_EPISODES=1", 2),
-        ("4_GRPO_MNIST", "MNIST_PATH=subset NUM_EPOCHS=1 HIDDEN_SIZE=8 NUM_SEEDS=1", 1),
-    ],
-)
+@pytest.mark.parametrize("folder,arguments,runs", CASES["training"])
 def test_the_scripts_train_with_the_readers_functions(folder, arguments, runs, tmp_path, monkeypatch, capsys):
     """exercises.py with every blank filled; each function says so when it is traced or called."""
     bodies = {}
@@ -210,8 +199,7 @@ def test_folder_5_trains_the_tiny_llama_with_the_readers_functions(tmp_path):
     logs = {}
     for who, method in (("script", []), ("reader", [f"METHOD={file}"])):
         script.main([*arguments, *method, f"RUN_DIR={tmp_path / who}"])
-        with open(tmp_path / who / "train_log.csv", newline="") as file:
-            rows = list(csv.DictReader(file))
+        rows = read_csv(tmp_path / who / "train_log.csv")
         logs[who] = [[float(row[name]) for name in ("reward", "loss", "grad_norm", "kl")] for row in rows]
     # float32, summed in another order: the gradient's rounding, through six updates
     assert logs["reader"] == [pytest.approx(row, rel=2e-3, abs=1e-4) for row in logs["script"]]

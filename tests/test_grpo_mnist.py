@@ -1,6 +1,5 @@
 """Folder 4: every formula of GRPO against a hand table, an enumeration of all ten digits, or Tunix."""
 
-import csv
 import functools
 import gzip
 import http.server
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from folders import flat, learning_rates, load
+from measure.columns import read_csv
 
 grpo_mnist, variants, environment, mnist_data = (
     load("4_GRPO_MNIST", name) for name in ("grpo_mnist", "variants", "environment", "data")
@@ -20,7 +20,8 @@ grpo_mnist, variants, environment, mnist_data = (
 settings = grpo_mnist.settings
 # All that a figure below depends on: what the defaults are doesn't matter.
 SMALL = ["HIDDEN_SIZE=16", "NUM_GENERATIONS=8", "CLIP_EPSILON=0.2", "BETA=0.0"]
-TINY = [*SMALL, "NUM_EPOCHS=1", "NUM_SEEDS=2", "LOGS_PER_EPOCH=2", "BATCH_SIZE=64"]
+RUN = [*SMALL, "NUM_EPOCHS=3", "NUM_SEEDS=2", "LOGS_PER_EPOCH=2", "BATCH_SIZE=64", "NUM_ITERATIONS=2",
+       "SEED=7", "BETA=0.1", "LEARNING_RATE=0.003", "WARMUP_FRACTION=0.1"]  # fmt: skip
 
 
 @functools.cache
@@ -39,10 +40,6 @@ def write_npz(path, data, **changes):
     arrays = dict(x_train=data.images.reshape(-1, 28, 28), y_train=data.labels,
                   x_test=data.test_images.reshape(-1, 28, 28), y_test=data.test_labels)  # fmt: skip
     np.savez(path, **{name: value for name, value in (arrays | changes).items() if value is not None})
-
-
-RUN = [*TINY, "NUM_EPOCHS=3", "NUM_ITERATIONS=2", "SEED=7", "BETA=0.1", "LEARNING_RATE=0.003",
-       "WARMUP_FRACTION=0.1"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +183,7 @@ def test_loss_and_gradient_equal_tunix(name, theirs, beta):
     advantage = grpo_mnist.group_advantage(reward)
     batch = variants.Batch(None, None, guesses, reward, old, reference, advantage, jnp.full(6, 1 / 6))
     ours = jax.value_and_grad(lambda x: variants.actor_loss(c, lambda obs: x, batch), has_aux=True)
-    (loss, metrics), gradients = ours(logits)
+    (loss, metrics), gradients = jax.jit(ours)(logits)
     kl = common.compute_kl_divergence(old, reference, theirs)
     np.testing.assert_allclose(variants.KL_ESTIMATORS[name](old, reference), kl, rtol=1e-5, atol=1e-6)
 
@@ -202,7 +199,7 @@ def test_loss_and_gradient_equal_tunix(name, theirs, beta):
     tunixs = nnx.value_and_grad(
         lambda model: algo_core.grpo_loss_fn(model, example, config, -1, -2), has_aux=True
     )
-    (expected, aux), their_gradients = tunixs(Table(jnp.repeat(logits, 5, axis=0)))
+    (expected, aux), their_gradients = nnx.jit(tunixs)(Table(jnp.repeat(logits, 5, axis=0)))
     assert loss == pytest.approx(float(expected), rel=1e-5, abs=1e-6)
     assert 0 < metrics["clip_fraction"] == pytest.approx(float(aux["pg_clipfrac"]), rel=1e-5)
     their_sum = np.asarray(their_gradients["logits"][...]).reshape(6, 5, 10).sum(axis=1)
@@ -251,7 +248,7 @@ def test_it_learns_and_the_kl_is_one_to_the_untrained_network(run):
 
 
 def test_each_epoch_has_every_image_at_most_once_and_each_batch_its_own_key():
-    c = grpo_mnist.configure(TINY)
+    c = grpo_mnist.configure(RUN)
     epochs = [environment.shuffled(c, jax.random.key(seed), num_images=400) for seed in (0, 1)]
     (order, keys), (other, other_keys) = epochs
     assert order.shape == (2, 3, 64) and keys.shape == (2, 3)
@@ -284,17 +281,13 @@ def test_tensorflow_datasets_fetches_prepares_and_reads_the_real_thing(tmp_path,
 
     served, data = tmp_path / "served", few(80, 40)
     served.mkdir()
-    for part, images, labels in (
-        ("train", data.images, data.labels),
-        ("t10k", data.test_images, data.test_labels),
-    ):
+    for part, (images, labels) in {"train": data[:2], "t10k": data[4:]}.items():
         write_idx(served / f"{part}-images-idx3-ubyte.gz", images.reshape(-1, 28, 28))
         write_idx(served / f"{part}-labels-idx1-ubyte.gz", labels)
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=served)
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setattr(mnist.MNIST, "URL", f"http://127.0.0.1:{server.server_port}/")
-    try:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(mnist.MNIST, "URL", f"http://127.0.0.1:{server.server_port}/")
         for _ in range(2):  # fetched and prepared; then only read, with nobody serving
             found, source = mnist_data.read_mnist("", str(tmp_path / "tfds"))
             assert source == "tensorflow-datasets mnist: 67 images to train on, 13 to validate, 40 to test"
@@ -306,8 +299,6 @@ def test_tensorflow_datasets_fetches_prepares_and_reads_the_real_thing(tmp_path,
             assert len(asked.images) == 3500  # though all of MNIST is there
             server.shutdown()
             server.server_close()
-    finally:
-        server.server_close()
 
 
 def test_without_a_network_it_is_the_packaged_subset_and_says_so(tmp_path, monkeypatch):
@@ -362,8 +353,7 @@ def test_a_file_that_is_not_mnist_is_refused(changes, tmp_path):
 def test_the_script_trains_as_its_variants_do(tmp_path, run):
     """The same training as variants.py's with the same constants, to the rounding of other programs."""
     grpo_mnist.main([*RUN, f"MNIST_PATH={run.c.MNIST_PATH}", f"RUN_DIR={tmp_path}"])
-    with open(tmp_path / "log.csv", newline="") as file:
-        log = list(csv.DictReader(file))
+    log = read_csv(tmp_path / "log.csv")
     for name, values in run.log._asdict().items():
         # the same sums in another order: 36 updates
         np.testing.assert_allclose([float(row[name]) for row in log], values.ravel(), atol=1e-4)

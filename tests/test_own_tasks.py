@@ -24,78 +24,58 @@ EXAMPLES = HERE / "examples"
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
-def constants(*arguments):
-    return settings.read(demo.Constants, arguments)
-
-
 def grader_of(rewards, rows=()):
     return run_grader.make_grader(rewards, "", reward_func, rows)
 
 
-def changed_model(edit, folder=Path("m")):
-    """A copy of the tiny Llama whose tokenizer, its config and chat template `edit` changes."""
-    shutil.copytree(HERE / "tiny_llama", folder, dirs_exist_ok=True)
-    template = folder / "chat_template.jinja"
-    files = [folder / "tokenizer.json", folder / "tokenizer_config.json"]
-    tokens, config = (json.loads(file.read_text()) for file in files)
-    text = edit(tokens, config, template.read_text())
-    template.write_text(template.read_text() if text is None else text)
-    for file, value in zip(files, (tokens, config), strict=True):
-        file.write_text(json.dumps(value))
-    return llama.load_tokenizer(folder)
+def changed_model(special="", old="", new=""):
+    """A copy of the tiny Llama: one more token is special, a part of the chat template is another."""
+    shutil.copytree(HERE / "tiny_llama", "m", dirs_exist_ok=True)
+    file, template = Path("m/tokenizer.json"), Path("m/chat_template.jinja")
+    tokenizer = json.loads(file.read_text())
+    for token in tokenizer["added_tokens"]:
+        token["special"] |= token["content"] == special
+    file.write_text(json.dumps(tokenizer))
+    template.write_text(template.read_text().replace(old, new))
+    return llama.load_tokenizer(Path("m"))
 
 
-def checked(edit, rewards):
+def checked(rewards, **changes):
     """`check_form` with such a model."""
-    c = constants("MODEL=m", f"REWARDS={rewards}")
-    prompts.check_form(c, changed_model(edit), grader_of(rewards))
+    c = settings.read(demo.Constants, ["MODEL=m", f"REWARDS={rewards}"])
+    prompts.check_form(c, changed_model(**changes), grader_of(rewards))
 
 
-def special(*texts):
-    """Registers tokens that the tokenizer has as special ones."""
-
-    def edit(tokens, config, template):
-        for token in tokens["added_tokens"]:
-            token["special"] |= token["content"] in texts
-
-    return edit
-
-
-def templates(old, new):
-    """Replaces a part of the chat template."""
-    return lambda tokens, config, template: template.replace(old, new)
-
-
-OPENS = templates("<|assistant|>", "<|assistant|><reasoning>\n")
+OPENS = {"old": "<|assistant|>", "new": "<|assistant|><reasoning>\n"}
 
 
 @pytest.mark.parametrize(
-    ("edit", "rewards", "words"),
+    ("changes", "rewards", "words"),
     [
-        (special("<reasoning>"), "", "makes '1</reasoning>"),
-        (special("</answer>"), "check_answer", "makes .*<answer>1' of"),
-        (special("<answer>"), "compute_score", "makes .*</reasoning>1</answer>' of"),
+        ({"special": "<reasoning>"}, "", "makes '1</reasoning>"),
+        ({"special": "</answer>"}, "check_answer", "makes .*<answer>1' of"),
+        ({"special": "<answer>"}, "compute_score", "makes .*</reasoning>1</answer>' of"),
         (OPENS, "match_format_approximately", "already writes <reasoning>; take it out"),
-        (templates("", ""), "hard_format_reward", "makes '1<answer>1</answer>' of"),
+        ({}, "hard_format_reward", "makes '1<answer>1</answer>' of"),
     ],
 )
-def test_a_reward_that_no_answer_can_earn_is_named_before_training(edit, rewards, words):
+def test_a_reward_that_no_answer_can_earn_is_named_before_training(changes, rewards, words):
     said = f"^MODEL=m: no answer earns all of {rewards}.*{words}.*or take other REWARDS$"
     with pytest.raises(UserError, match=said) as error:
-        checked(edit, rewards)
+        checked(rewards, **changes)
     assert "\n" not in str(error.value)
 
 
 def test_another_end_of_turn_than_the_tokenizers_is_noted(capsys):
-    checked(OPENS, "check_answer")  # this reward doesn't look at the form
+    checked("check_answer", **OPENS)  # this reward doesn't look at the form
     assert capsys.readouterr().out == ""
     end = "{% if not loop.last or loop.length > 1 %}<|pad|>{% endif %}{% endfor %}"
-    checked(templates("{% endfor %}", end), "check_answer")
+    checked("check_answer", old="{% endfor %}", new=end)
     assert "ends an answer with <|pad|>, its tokenizer's eos_token is <|eot_id|>" in capsys.readouterr().out
 
 
 def test_a_chat_template_prints_the_same_day_tomorrow():
-    tokenizer = changed_model(templates("{{ bos_token }}", "{{ strftime_now('%A %d %b %Y') }} "))
+    tokenizer = changed_model(old="{{ bos_token }}", new="{{ strftime_now('%A %d %b %Y') }} ")
     prompt = prompts.to_prompt(tokenizer, "1 + 1?", template="{question}", system_prompt="")
     assert prompt.startswith(prompts.DAY.strftime("%A %d %b %Y"))
 
@@ -122,7 +102,8 @@ def test_a_question_cannot_end_its_turn_or_begin_the_answer(name, token):
 @pytest.mark.parametrize(("rewards", "tag"), [("", "reasoning"), ("correctness_reward,mark_reward", "think")])
 def test_the_prompt_asks_for_the_tags_that_are_rewarded(rewards, tag):
     """With the script's own SYSTEM_PROMPT."""
-    c = constants("TEMPLATE={system_prompt} {question}", "MAX_PROMPT_LENGTH=1000", f"REWARDS={rewards}")
+    arguments = "TEMPLATE={system_prompt} {question}", "MAX_PROMPT_LENGTH=1000", f"REWARDS={rewards}"
+    c = settings.read(demo.Constants, arguments)
     row = {"question": "?", "answer": "1", "data_source": "gsm8k", "source": "mine.jsonl", "line": "1"}
     tokenizer, think_tags = llama.load_tokenizer(HERE / "tiny_llama"), grader_of(rewards, [row]).think_tags
     [made] = prompts.make_prompts(c, [row], "mine.jsonl", tokenizer, think_tags, None)
@@ -160,14 +141,10 @@ def test_own_data_an_own_reward_file_and_think_tags_run_to_the_end(monkeypatch):
     make_examples.make_think_model(Path("think"))
     shutil.copy(EXAMPLES / "my_reward.py", "mine.py")
     own = ["MODEL=think", "DATASET=examples/word_problems", "REWARD_FUNC=mine.py"]
-    rewards = (
-        "REWARDS=compute_score,short_answer,correctness_reward,digit_reward,hard_format_reward,mark_reward"
-    )
-    demo.main([*own, rewards, *SHORT, "NUM_BATCHES=2", "EVAL_EVERY=0", "RUN_DIR=run"])
-    before, said = (
-        json.loads(Path("run/result.json").read_text())["before"],
-        Path("run/report.md").read_text(),
-    )
+    rewards = "compute_score,short_answer,correctness_reward,digit_reward,hard_format_reward,mark_reward"
+    demo.main([*own, f"REWARDS={rewards}", *SHORT, "NUM_BATCHES=2", "EVAL_EVERY=0", "RUN_DIR=run"])
+    before = json.loads(Path("run/result.json").read_text())["before"]
+    said = Path("run/report.md").read_text()
     # mine.py wants <reasoning>: a right answer scores 0.25 here, and what is right in the report scores 1
     assert before["answer_accuracy"] == 0 < before["mean_score"] <= 0.25
     assert "| mean score |" in said and "| two_step |" in said and "<think>" in said

@@ -1,12 +1,12 @@
 """Folder 1. The optimum is known by value iteration, by a geometric series, and by walking and counting."""
 
-import csv
 from dataclasses import asdict
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from folders import load
+from measure.columns import read_csv
 
 Q_Learning, grid, pictures = (load("1_Q_Learning", name) for name in ("Q_Learning", "grid", "pictures"))
 UP, DOWN, LEFT, RIGHT = range(4)
@@ -123,8 +123,7 @@ def test_a_grid_of_another_size_its_log_and_its_result(size, tmp_path, capsys):
     policy = capsys.readouterr().out.split("the greedy policy\n")[1].split("\n\nthe table")[0]
     lines = [line.split() for line in policy.splitlines()]
     assert [len(line) for line in lines] == [size] * size and lines[-1][-1] == "G"
-    texts = ((tmp_path / f"{name}.csv").read_text().splitlines() for name in ("q_table", "log"))
-    table, log = (list(csv.DictReader(text)) for text in texts)
+    table, log = (read_csv(tmp_path / f"{name}.csv") for name in ("q_table", "log"))
     q_table = np.array([[float(row[action]) for action in grid.ACTIONS] for row in table])
     assert [row["episode"] for row in log] == ["20", "40", "50"]  # the last may be short
     epsilons = [Q_Learning.epsilon_at(c, episode) for episode in range(40, 50)]

@@ -1,7 +1,6 @@
 """Questions: every set of columns and file type, several sources mixed, bad rows counted and named."""
 
 import copy
-import datetime
 import decimal
 import functools
 import itertools
@@ -70,12 +69,7 @@ def test_every_kind_of_file_gives_the_same_questions(kind):
     rows, source = read(write(f"mine.{kind}", [*ROWS, plain | {"data_source": "math"}, plain]), "train")
     assert source == f"mine.{kind}"
     assert [(row["data_source"], row["answer"]) for row in rows[2:]] == [("math", "2"), ("gsm8k", "2")]
-    assert rows[:2] == [
-        {"question": "1 + 1?", "answer": "2", "data_source": "math_reasoning", "extra_info": '{"level": 1}',
-         "source": source, "line": "1", "weight": "1.0"},
-        {"question": "1 + 2?", "answer": "3", "data_source": "gsm8k", "extra_info": "", "source": source,
-         "line": "2", "weight": "1.0"},
-    ]  # fmt: skip
+    assert rows[:2] == [question | {"source": source} for question in CASES["questions"]]
 
 
 def test_a_folder_has_a_file_for_each_split_and_may_be_called_gsm8k():
@@ -138,10 +132,8 @@ def test_lines_are_counted_as_an_editor_counts_them():
     assert read("mine.json", "train")[0][0]["question"] == "one\u2028two"
 
 
-TRUTHS = (  # what TOML cannot hold
-    (b"Paris", "Paris"), (decimal.Decimal("3.00"), "3"), (datetime.date(2026, 1, 2), "2026-01-02"),
-    (["Paris", None], '["Paris", null]'),
-)  # fmt: skip
+# What TOML cannot hold
+TRUTHS = (b"Paris", "Paris"), (decimal.Decimal("3.00"), "3"), (["Paris", None], '["Paris", null]')
 
 
 @pytest.mark.parametrize(("ground_truth", "text"), [*CASES["truths"], *TRUTHS])
@@ -193,10 +185,7 @@ def test_inputs_may_have_an_answer():
     columns = dict.fromkeys(("prompt", "question", "answer", "ground_truth", "data_source", "extra_info"))
     name = write("in.parquet", [columns | row for row in rows])
     (first, second, third), _ = questions.read_questions(name, **INPUTS)
-    assert first == {
-        "question": "1 + 1?", "answer": "2", "data_source": "math_reasoning",
-        "extra_info": '{"level": 1}', "source": name, "line": "1", "weight": "1.0", "row": columns | ROWS[0],
-    }  # fmt: skip
+    assert first == CASES["questions"][0] | {"source": name, "row": columns | ROWS[0]}
     assert (second["question"], second["answer"], second["data_source"]) == ("1 + 3?", None, None)
     assert second["extra_info"] == "" and third["answer"] == "4" and third["line"] == "3"
 
@@ -238,11 +227,7 @@ def test_a_file_that_cannot_be_read_is_one_line(name, content, words):
     refused(rf"DATASET={name}: .*{re.escape(words)}", read, name, "train")
 
 
-@pytest.mark.parametrize(
-    ("train", "test"),
-    [("mine.jsonl", "mine.jsonl"), ("tiny_gsm8k,mine.jsonl", "./mine.jsonl"), ("mine.jsonl", "link.jsonl"),
-     ("folder", "folder/train.jsonl"), ("mine.jsonl:2,tiny_gsm8k:1", "tiny_gsm8k,mine.jsonl")],
-)  # fmt: skip
+@pytest.mark.parametrize(("train", "test"), CASES["trained_on"])
 def test_the_file_that_is_trained_on_is_no_test(train, test):
     write("mine.jsonl", ROWS)
     Path("link.jsonl").symlink_to("mine.jsonl")
@@ -300,7 +285,6 @@ def test_sources_are_mixed_by_their_weights(weights, shares):
 
 def test_a_source_whose_questions_are_all_too_long_is_named(tokenizer, capsys):
     rows, _ = read("examples/one_step,examples/two_step", "test")
-
     c = SimpleNamespace(SYSTEM_PROMPT="", TEMPLATE="{question}", MAX_PROMPT_LENGTH=20)
     made = functools.partial(prompts.make_prompts, c, rows, "both", tokenizer, False)
     refused("MAX_PROMPT_LENGTH=20: no question of .*two_step/test.jsonl.* the shortest takes 24 ", made, None)
@@ -319,9 +303,8 @@ def chosen(*rows, rewards=""):
 
 def test_the_rewards_follow_the_data():
     gsm8k = {"question": "?", "answer": "#### 2"}
-    assert ",".join(chosen(gsm8k)) == (
-        "match_format_exactly,match_format_approximately,check_answer,check_numbers"
-    )
+    course = "match_format_exactly,match_format_approximately,check_answer,check_numbers"
+    assert ",".join(chosen(gsm8k)) == course
     assert chosen(gsm8k, ROWS[0]) == ("compute_score",)
     assert chosen(gsm8k, ROWS[0], rewards="check_answer") == ("check_answer",)
     said = r"mine.jsonl, row 7: data_source 'maths' is none .*\(gsm8k, math_reasoning, "

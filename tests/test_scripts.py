@@ -1,7 +1,6 @@
 """What every numbered script of folders 1 to 4 does alike: help, one line on bad input, files, seeds."""
 
 import contextlib
-import csv
 import dataclasses
 import functools
 import inspect
@@ -20,6 +19,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from folders import ROOT, load
+from measure.columns import read_csv
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -35,11 +35,6 @@ each_script = pytest.mark.parametrize("name", SHORT)
 
 def script_of(name):
     return load(*name.split("/"))
-
-
-def read(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +70,7 @@ def test_a_run_leaves_its_files_and_is_not_written_over(name, run):
         with Image.open(folder / picture) as image:
             image.load()
             assert min(image.size) >= 300
-    rows = read(folder / "log.csv")
+    rows = read_csv(folder / "log.csv")
     if name in COMPILED:
         columns = ["seed", *script.Log._fields]
         assert list(rows[0]) == (["method"] if name.startswith("4") else []) + columns
@@ -113,7 +108,7 @@ def test_seeds_do_not_see_each_other(name, run):
     optimizer = next(part for part in agents if isinstance(part, nnx.Optimizer))
     assert (optimizer.step[...] >= CASES["gradient_steps"][name]).all()
     four = [[str(x[0, i].item()) for x in log] for i in range(log[0].shape[1])]
-    rows = read(folder / "log.csv")
+    rows = read_csv(folder / "log.csv")
     beside = {seed: [[row[x] for x in log._fields] for row in rows if row["seed"] == seed] for seed in "34"}
     assert beside["3"] != beside["4"] == four
 
@@ -121,7 +116,7 @@ def test_seeds_do_not_see_each_other(name, run):
 def test_another_seed_is_another_training_and_the_same_is_the_same(run, tmp_path):
     script, words = script_of(Q), SHORT[Q].split()
     script.main([*words, "SEED=3", f"RUN_DIR={tmp_path}"])
-    three, again, four = (read(x / "q_table.csv") for x in (run(Q)[0], tmp_path, run(Q, 4)[0]))
+    three, again, four = (read_csv(x / "q_table.csv") for x in (run(Q)[0], tmp_path, run(Q, 4)[0]))
     assert three == again != four
 
 

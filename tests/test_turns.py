@@ -26,7 +26,6 @@ from task import turns
 from task.prompts import to_prompt
 from task.run_grader import load_file
 
-ROOT = HERE.parent
 CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 GRID = "examples/grid/grid_world.py"
 T, TURNS, ROWS = 30, 5, 16  # tokens and turns of an episode here, rows of a call
@@ -127,7 +126,7 @@ def test_the_batch_masks_the_worlds_tokens_and_the_page_shows_the_turns(tmp_path
         return update(params, opt_state, model, batch, *rest)
 
     monkeypatch.setattr(demo, "update", recorded)
-    said = run_here(tmp_path, *SHORT, "ADVANTAGE=turn", "NUM_BATCHES=2")
+    said = run_here(tmp_path, *CASES["short"], "ADVANTAGE=turn", "NUM_BATCHES=2")
     assert "answers right" in said
     rows = [json.loads(line) for line in (tmp_path / "run" / "answers.jsonl").read_text().splitlines()]
     episodes = [answer for row in rows for answer in row["completions"]]
@@ -148,9 +147,6 @@ def test_the_batch_masks_the_worlds_tokens_and_the_page_shows_the_turns(tmp_path
         assert answer["picture"].count("<polyline") == 1
     svg = world.Environment.picture("row 1 column 1", "right\nrow 1 column 2\ndown")
     assert 'points="20,22 60,22 60,62"' in svg and ">goal<" in svg and ">90<" in svg  # where the walk ended
-
-
-SHORT = CASES["short"]["arguments"]
 
 
 def rewarded(*rewards, gamma=1.0):
@@ -217,13 +213,11 @@ def written(tmp_path, body, name="mine.py"):
     return str(path)
 
 
-TOOL = CASES["worlds"]["tool"]
-
-
 def test_a_tool_answers_in_the_middle_of_a_message(tmp_path):
     """Hot, the model writes any word. STOP ends an action, its own end the episode."""
     questions = ["row 1 column 1"] * 16 + ["row 2 column 1"] * 16
-    output = walk(questions, f"ENVIRONMENT={written(tmp_path, TOOL)}", temperature=20.0)
+    path = written(tmp_path, CASES["tool"])
+    output = walk(questions, f"ENVIRONMENT={path}", temperature=20.0)
     made = engine()
     heard = made.tokenizer.encode(" column 4", add_special_tokens=False)
     first = made.tokenizer.encode("row 1", add_special_tokens=False)
