@@ -45,9 +45,8 @@ def draw_accuracy(path: Any, logs: dict[str, Any]) -> Figure:
     )):  # fmt: skip
         panels[row].plot(log.images[0], values.mean(axis=0), color=color)
         panels[row].set_title(title, fontsize=10)
-        panels[row].set_ylim(0, 1)
         panels[row].xaxis.set_major_formatter("{x:,.0f}")
-        panels[row].set_xticks([log.images[0][-1]])
+        panels[row].set(ylim=(0, 1), xticks=[log.images[0][-1]])
     figure.supxlabel(f"{LABELS[method]}'s groups: share or spread, over the images seen", fontsize="medium")
     figure.savefig(path, dpi=110)
     return figure

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
 from measure import pictures
-from measure.pictures import BLUE, GREEN, GREY, ORANGE, RED, WIDE, grouped, panels
+from measure.pictures import BLUE, GREEN, GREY, ORANGE, RED, WIDE, panels
 
 Point = tuple[float, float]
 PLANS = tomllib.loads((Path(__file__).parent / "drawings.toml").read_text())
@@ -118,10 +118,11 @@ def gae_timeline() -> Figure:
 def ratio_passes(table: Path) -> Figure:
     """The ratios of twenty actions while ten passes go over their rollout, with the clip and without."""
     figure, both = panels(1, 2, 3.4, sharey=True)
-    kinds = grouped(pd.read_csv(table), "clip_epsilon").values()
-    for axes, mine, title in zip(both, kinds, ("with the clip, ε = 0.2", "without the clip"), strict=True):
+    kinds = pd.read_csv(table).groupby("clip_epsilon", sort=False)
+    titles = "with the clip, ε = 0.2", "without the clip"
+    for axes, (_, mine), title in zip(both, kinds, titles, strict=True):
         axes.axhspan(0.8, 1.2, color=GREY, alpha=0.2, lw=0)
-        for action in grouped(mine, "step").values():
+        for _, action in mine.groupby("step", sort=False):
             colour = GREEN if action.normalized_advantage.iloc[0] > 0 else RED
             axes.plot(action.passes, action.ratio, color=colour, lw=1.2, alpha=0.8)
         outside = f"{100 * mine.share_outside.iloc[-1]:.0f} % end outside 1 ± ε"
@@ -196,7 +197,7 @@ def token_credit(transcript: Path) -> Figure:
 def values_crawl(table: Path) -> Figure:
     """What the table of chapter 1 holds after so many episodes: the best action's value in each cell."""
     figure, axes = panels(2, 2, 2.7)
-    for one, (episodes, rows) in zip(axes, grouped(pd.read_csv(table), "episodes").items(), strict=True):
+    for one, (episodes, rows) in zip(axes, pd.read_csv(table).groupby("episodes", sort=False), strict=True):
         for i, value in enumerate(rows.best_value):
             row, column = divmod(i, 4)
             one.add_patch(Rectangle((column, row), 1, 1, fc=BLUE, ec=GREY, lw=0.6, alpha=max(value, 0) / 200))

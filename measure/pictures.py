@@ -82,11 +82,6 @@ def save(figure: Figure, path: Path) -> None:
 
 
 # %% Pieces -----------------------------------------------------------------------------------------------
-def grouped(rows: pd.DataFrame, *names: str) -> dict:
-    """The lines by what these columns hold, in the order of appearance."""
-    return dict(list(rows.groupby(names[0] if len(names) == 1 else list(names), sort=False)))
-
-
 def log_of(rows: pd.DataFrame) -> SimpleNamespace:
     """A log's columns as a script has them, each [seeds, rows]."""
     columns = rows.select_dtypes("number").astype(float)
@@ -165,8 +160,8 @@ def q_table(table: Path) -> Figure:
 def step_sizes(curves: Path) -> Figure:
     """Above: largest error. Below: return. Lines are means over the seeds, bands lowest to highest."""
     figure, both = panels(2, sharex=True)
-    colors = (BLUE, ORANGE, GREY, GREEN, RED)
-    for (label, rows), color in zip(grouped(pd.read_csv(curves), "changed").items(), colors, strict=True):
+    groups, colors = pd.read_csv(curves).groupby("changed", sort=False), (BLUE, ORANGE, GREY, GREEN, RED)
+    for (label, rows), color in zip(groups, colors, strict=True):
         rows = rows.iloc[np.unique(np.geomspace(1, len(rows), 150).astype(int)) - 1]
         width = 4 if label == "unchanged" else 1.5  # where a later one covers the first, both are seen
         for axes, name in zip(both, ("error", "return"), strict=True):
@@ -196,12 +191,12 @@ def seeds_of_dqn(table: Path) -> Figure:
 
 def overestimation(table: Path) -> Figure:
     """What the network promises less what comes of it, with and without Double DQN."""
-    groups = grouped(pd.read_csv(table), "changed")
+    groups = pd.read_csv(table).groupby("changed", sort=False)
     figure, both = panels(2, sharex=True)
     titles = "defaults: the estimate starts too low", "one-step targets, copied every 20 steps: too high"
     for axes, label, title in zip(both, ("", "N_STEPS=1 TARGET_SYNC_INTERVAL=20"), titles, strict=True):
-        draw_band(axes, groups[label or "unchanged"], BLUE, "Double DQN")
-        draw_band(axes, groups[f"{label} DOUBLE_DQN=False".strip()], ORANGE, "plain max")
+        draw_band(axes, groups.get_group(label or "unchanged"), BLUE, "Double DQN")
+        draw_band(axes, groups.get_group(f"{label} DOUBLE_DQN=False".strip()), ORANGE, "plain max")
         axes.axhline(0, color=GREY, linewidth=1)
         axes.set(title=title, ylabel="estimate − true return")
     both[1].set_yscale("symlog", linthresh=100)  # a seed that runs away would flatten all others
@@ -246,11 +241,12 @@ FAILURES = {  # the rows from which most is to be learned
 
 def failures(table: Path) -> Figure:
     """The greedy policy's learning curve of each row of FAILURES, above that of the first row in grey."""
-    groups = grouped(pd.read_csv(table), "changed")
+    groups = pd.read_csv(table).groupby("changed", sort=False)
+    first = groups.get_group("unchanged")
     figure, axes = panels(3, 2, 2.1, sharex=True, sharey=True)
     for one, (label, words) in zip(axes, FAILURES.items(), strict=True):
-        one.plot(groups["unchanged"].env_step, groups["unchanged"]["mean"], color=GREY, label="unchanged")
-        draw_band(one, groups[label], BLUE, "changed")
+        one.plot(first.env_step, first["mean"], color=GREY, label="unchanged")
+        draw_band(one, groups.get_group(label), BLUE, "changed")
         one.set_title(f"{words}\n", fontsize=11)
         one.text(0, 1.03, label, fontsize=8, color=GREY, transform=one.transAxes)
         one.set_xticks([0, 50_000, 100_000])
@@ -264,11 +260,11 @@ BASELINES = {"critic_baseline": BLUE, "batch_mean": GREY, "no_baseline": ORANGE}
 
 def baselines(table: Path, shown=tuple(BASELINES), credit=(True, False)) -> Figure:
     """Greedy return against steps: a row for each baseline, a column for each kind of credit."""
-    groups = grouped(pd.read_csv(table), "changed")
+    groups = pd.read_csv(table).groupby("changed", sort=False)
     figure, axes = panels(len(shown), len(credit), 1.7, sharex=True, sharey=True)
     pairs = [(baseline, to_go) for baseline in shown for to_go in credit]
     for one, (baseline, to_go) in zip(axes, pairs, strict=True):
-        draw_band(one, groups[f"REWARD_TO_GO={to_go} BASELINE={baseline}"], BASELINES[baseline])
+        draw_band(one, groups.get_group(f"REWARD_TO_GO={to_go} BASELINE={baseline}"), BASELINES[baseline])
         column = f", {'reward to go' if to_go else 'whole return'}" if len(credit) > 1 else ""
         one.set_title(baseline.replace("_", " ") + column)
         one.set(ylim=(0, 515), xticks=[0, 50_000, 100_000])
@@ -309,7 +305,7 @@ def gradient_variance(table: Path) -> Figure:
 # %% Folder 4 -------------------------------------------------------------------------------------------
 def accuracy(table: Path) -> Figure:
     """All four methods while they learn."""
-    logs = {method: log_of(rows) for method, rows in grouped(pd.read_csv(table), "method").items()}
+    logs = {method: log_of(rows) for method, rows in pd.read_csv(table).groupby("method", sort=False)}
     return of_chapter("4_GRPO_MNIST", "draw_accuracy", logs)
 
 
@@ -362,10 +358,10 @@ def report(log: Path, seeds: Path) -> Figure:
 def pass_at_k(table: Path) -> Figure:
     """Right answers among k, before GRPO and after."""
     figure, both = panels(1, 2, 3.3, sharey=True)
-    readings = grouped(pd.read_csv(table), "reading")
+    readings = pd.read_csv(table).groupby("reading", sort=False)
     words = {"strict": "right, between the answer tags", "lenient": "right by the last number"}
     for axes, (reading, title) in zip(both, words.items(), strict=True):
-        for i, rows in enumerate(grouped(readings[reading], "model").values()):
+        for i, (_, rows) in enumerate(readings.get_group(reading).groupby("model", sort=False)):
             color, label = (BLUE, "after GRPO" if i == 1 else None) if i else (GREY, "before GRPO")
             band(axes, rows.k, rows.pass_at_k, rows.low, rows.high, color, label, marker="o", ms=3)
         axes.set_xscale("log", base=2)
@@ -441,11 +437,11 @@ def turns(table: Path) -> Figure:
     """Return against the optimum: two kinds of credit and three worlds, and the mistakes."""
     figure, both = panels(2, height=3.1, sharex=True)
     words = {"episode": "whole episode", "return to go": "reward to go"}
-    groups, names = grouped(pd.read_csv(table).replace(words), "variant"), list(VARIANTS)
+    groups, names = pd.read_csv(table).replace(words).groupby("variant", sort=False), list(VARIANTS)
     titles = "return, mean over all starts", "the same with a mistake"
     for axes, title, shown in zip(both, titles, (names[:4], [names[0], *names[4:]]), strict=True):
         for name in shown:
-            log = log_of(groups[name])
+            log = log_of(groups.get_group(name))
             band_of(axes, log.step[0], log.reward, VARIANTS[name], name)
         axes.axhline(95.57, color=INK, lw=0.8, ls="--", label="optimum of the plain grid")
         axes.set(ylim=(-10, 100), title=title)
@@ -459,7 +455,7 @@ def mismatch(table: Path, window: int = 10) -> Figure:
     figure, both = panels(2, sharex=True)
     labels = {"mismatch": "mismatch, nats per token", "correct": "share of answers right"}
     for axes, (name, title) in zip(both, labels.items(), strict=True):
-        variants = grouped(pd.read_csv(table), "variant").items()
+        variants = pd.read_csv(table).groupby("variant", sort=False)
         for (variant, rows), color in zip(variants, (BLUE, ORANGE, GREEN), strict=True):
             log = log_of(rows)
             means = np.stack([np.convolve(row, np.ones(window) / window, "valid") for row in vars(log)[name]])
@@ -471,10 +467,10 @@ def mismatch(table: Path, window: int = 10) -> Figure:
 
 def scaling(table: Path) -> Figure:
     """Seconds and memory of a step as a share of TRL's, in each setting."""
-    by_setting = grouped(pd.read_csv(table), "model", "tokens", "questions")
+    by_setting = pd.read_csv(table).groupby(["model", "tokens", "questions"], sort=False)
     figure, [axes] = panels(1, height=4.4)
     labels = []
-    for y, ((model, tokens, questions), rows) in enumerate(by_setting.items()):
+    for y, ((model, tokens, questions), rows) in enumerate(by_setting):
         parts = [f"{model} parameters"] if y < 5 else [f"{tokens} tokens"] * (tokens != 128)
         labels += [*parts, *[f"{questions} questions"] * (questions != 4)]
         medians = rows.groupby("program")[["seconds_per_step", "peak_gib"]].median()

@@ -41,11 +41,8 @@ Rows = Sequence[dict[str, str]]
 
 def shown(value: float, form: str) -> str:
     """A number with a real minus sign."""
-    text = f"{value:{form}}"
-    if text == "nan":
-        return "–"
-    text = re.sub(r"^-(0\.?0*)$", r"\1", text)
-    return f"−{text[1:]}" if text.startswith("-") else text
+    text = f"{value:z{form}}"  # z: zero has no sign
+    return "–" if text == "nan" else re.sub("^-", "−", text)
 
 
 def values(rows: Rows, column: str) -> list[float]:
