@@ -4,11 +4,9 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
 import numpy as np
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREY, RED = "#0969da", "#c2570c", "#6e7781", "#cf222e"
 ARROWS = "↑↓←→"  # in the order of the actions
@@ -29,10 +27,11 @@ def table_text(q_table: np.ndarray, actions: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def draw_learning_curve(path: Path, log: np.ndarray, errors: np.ndarray, best_return: float) -> plt.Figure:
+def draw_learning_curve(path: Path, log: np.ndarray, errors: np.ndarray, best_return: float) -> Figure:
     """Above: return, and where epsilon stops falling; `log` is `train`'s. Below: the table's error [rows]."""
     episodes, epsilon, returns = log[:, 0], log[:, 1], log[:, 2]
-    figure, (above, below) = plt.subplots(2, 1, figsize=(6, 5.2), facecolor="white", layout="constrained")
+    figure = Figure((6, 5.2), layout="constrained")
+    above, below = figure.subplots(2, 1)
     above.plot(episodes, returns, color=BLUE)
     above.axhline(best_return, color=ORANGE, linestyle="--")
     above.annotate(f"best possible: {best_return:g}", (episodes[0], best_return), (0, -14),
@@ -44,17 +43,17 @@ def draw_learning_curve(path: Path, log: np.ndarray, errors: np.ndarray, best_re
     below.loglog(episodes, np.maximum(errors, FLOOR), color=BLUE)
     below.set(xlabel="episode, logarithmic", title="largest error of the table")
     figure.savefig(path, dpi=110)
-    plt.close(figure)
     return figure
 
 
-def draw_q_table(path: Path, q_table: np.ndarray, moves: Sequence[tuple[int, int]]) -> plt.Figure:
+def draw_q_table(path: Path, q_table: np.ndarray, moves: Sequence[tuple[int, int]]) -> Figure:
     """The grid of a table [SIZE^2, 4]: a triangle per action, colored and labeled by Q, and greedy arrows.
 
     Every action within TIE of the best gets an arrow: rounding decides which of them argmax takes.
     """
     size = math.isqrt(len(q_table))
-    figure, axes = plt.subplots(figsize=(1.5 * size, 1.35 * size), facecolor="white", layout="constrained")
+    figure = Figure((1.5 * size, 1.35 * size), layout="constrained")
+    axes = figure.subplots()
     corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1)])  # (x, y), y downwards; top edge first, clockwise
     edges = [(0, 1), (2, 3), (3, 0), (1, 2)]  # the two corners on the side of up, down, left, right
     states = range(size**2 - 1)  # all but the goal
@@ -63,7 +62,7 @@ def draw_q_table(path: Path, q_table: np.ndarray, moves: Sequence[tuple[int, int
         for state in states for first, second in edges
     ]  # fmt: skip
     look = {"cmap": "viridis", "edgecolors": "white", "linewidths": 0.8}
-    patches = matplotlib.collections.PolyCollection(triangles, array=q_table[:-1].ravel(), **look)
+    patches = PolyCollection(triangles, array=q_table[:-1].ravel(), **look)
     axes.add_collection(patches)
     middle = q_table[:-1].min() / 2 + q_table[:-1].max() / 2
     for state in states:
@@ -81,5 +80,4 @@ def draw_q_table(path: Path, q_table: np.ndarray, moves: Sequence[tuple[int, int
     axes.set(xlim=(0, size), ylim=(size, 0), aspect="equal", xticks=[], yticks=[])
     figure.colorbar(patches, ax=axes, label="Q(state, action)", shrink=0.85)
     figure.savefig(path, dpi=110)
-    plt.close(figure)
     return figure

@@ -9,25 +9,24 @@ os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # the GIF is drawn without a 
 
 import gymnasium
 import jax
-import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from PIL import Image, ImageDraw
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 
 BLUE, ORANGE, GREY = "#0969da", "#c2570c", "#6e7781"
 
 
-def draw_band(axes: plt.Axes, x: np.ndarray, curves: np.ndarray, color: str, label: str) -> None:
+def draw_band(axes: Axes, x: np.ndarray, curves: np.ndarray, color: str, label: str) -> None:
     """Mean over the seeds, and a band from the lowest to the highest; `curves` is [NUM_SEEDS, rows]."""
     axes.plot(x, curves.mean(axis=0), color=color, label=label)
     axes.fill_between(x, curves.min(axis=0), curves.max(axis=0), color=color, alpha=0.2, linewidth=0)
 
 
-def draw_learning_curve(path: Path, log: Any) -> plt.Figure:
+def draw_learning_curve(path: Path, log: Any) -> Figure:
     """Above: return against environment steps. Below: what the network promises against what comes of it."""
-    figure, (above, below) = plt.subplots(2, 1, figsize=(6, 5.6), facecolor="white", layout="constrained")
+    figure = Figure((6, 5.6), layout="constrained")
+    above, below = figure.subplots(2, 1)
     x = log.env_step[0]
     draw_band(above, x, log.eval_return, BLUE, "greedy policy")
     above.plot(x, np.nanmean(log.episode_return, axis=0), color=GREY, label="while exploring")
@@ -39,7 +38,6 @@ def draw_learning_curve(path: Path, log: Any) -> plt.Figure:
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.legend(frameon=False, loc="lower right")
     figure.savefig(path, dpi=110)
-    plt.close(figure)
     return figure
 
 

@@ -11,12 +11,10 @@ os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # the GIF is drawn without a 
 import gymnasium
 import jax
 import jax.numpy as jnp
-import matplotlib
 import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
 from PIL import Image, ImageDraw
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 
 BLUE, ORANGE, GREY, GREEN = "#0969da", "#c2570c", "#6e7781", "#1a7f37"
 
@@ -25,13 +23,6 @@ def draw_band(axes, x: np.ndarray, curves: np.ndarray, color: str, label: str | 
     """Mean over the seeds, and a band from the lowest to the highest; `curves` is [NUM_SEEDS, rows]."""
     axes.plot(x, curves.mean(axis=0), color=color, label=label)
     axes.fill_between(x, curves.min(axis=0), curves.max(axis=0), color=color, alpha=0.2, linewidth=0)
-
-
-def finished(figure: plt.Figure, path: Path) -> plt.Figure:
-    """Writes a picture."""
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-    return figure
 
 
 def draw_return(axes, x: np.ndarray, log: Any) -> None:
@@ -43,12 +34,11 @@ def draw_return(axes, x: np.ndarray, log: Any) -> None:
     axes.legend(frameon=False, loc="lower right")
 
 
-def draw_ppo_curve(path: Path, log: Any) -> plt.Figure:
+def draw_ppo_curve(path: Path, log: Any) -> Figure:
     """Return against environment steps; below, one quantity an axis, what a practitioner watches."""
-    figure, axes = plt.subplot_mosaic(
-        [["return", "return"], ["kl", "clipped"], ["explained", "spread"]],
-        figsize=(6, 6.4), facecolor="white", layout="constrained", height_ratios=(3, 2, 2),
-    )  # fmt: skip
+    figure = Figure((6, 6.4), layout="constrained")
+    places = [["return", "return"], ["kl", "clipped"], ["explained", "spread"]]
+    axes = figure.subplot_mosaic(places, height_ratios=(3, 2, 2))
     x = log.env_step[0]
     draw_return(axes["return"], x, log)
     end = (log.sigma, "spread of the torque") if hasattr(log, "sigma") else (log.entropy, "entropy, nats")
@@ -61,14 +51,16 @@ def draw_ppo_curve(path: Path, log: Any) -> plt.Figure:
     ):
         draw_band(axes[name], x, values, color)
         axes[name].set(title=title, xticks=np.linspace(0, x[-1], 3))
-    plt.setp((axes["clipped"], axes["spread"]), ylim=(0, None))
+    axes["clipped"].set_ylim(bottom=0)
+    axes["spread"].set_ylim(bottom=0)
     axes["kl"].set(yscale="log", ylim=(1e-3, max(0.1, np.nanmax(log.approx_kl))))  # a spike flattens a line
     axes["kl"].yaxis.set_major_formatter("{x:g}")
     axes["explained"].set(ylim=(-0.55, 1.05))
     for one in axes.values():
         one.xaxis.set_major_formatter("{x:,.0f}")
     figure.supxlabel("environment step", fontsize="medium")
-    return finished(figure, path)
+    figure.savefig(path, dpi=110)
+    return figure
 
 
 def record_gif(path: Path, policy: Callable, untrained: Any, trained: Any) -> np.ndarray:
@@ -113,8 +105,9 @@ def draw_value_function(path: Path, value: Callable, played: np.ndarray) -> None
     obs = jnp.stack([jnp.cos(grid[..., 0]), jnp.sin(grid[..., 0]), grid[..., 1]], axis=-1)
     expected = value(obs)  # [161, 181]
     names = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
-    with plt.rc_context(dict.fromkeys(names, "#767d86") | {"font.size": 12}):  # seen on white and on black
-        figure, axes = plt.subplots(figsize=(6, 4.4), layout="constrained")
+    with rc_context(dict.fromkeys(names, "#767d86") | {"font.size": 12}):  # seen on white and on black
+        figure = Figure((6, 4.4), layout="constrained")
+        axes = figure.subplots()
         mesh = axes.pcolormesh(np.degrees(angle), speed, expected, shading="nearest", rasterized=True)
         figure.colorbar(mesh, label="V(s)")
         degrees = np.degrees((played[:, 0] + np.pi) % (2 * np.pi) - np.pi)
@@ -122,14 +115,13 @@ def draw_value_function(path: Path, value: Callable, played: np.ndarray) -> None
         axes.plot(degrees[0], played[0, 1], "o", color="none", markersize=11, markeredgecolor="white")
         axes.set(xlabel="θ, °", ylabel="dθ/dt, rad/s", xticks=range(-180, 181, 60))
         figure.savefig(path, dpi=110, transparent=True)
-    plt.close(figure)
 
 
-def draw_clipped_objective(path: Path, clipped_objective: Callable, epsilon: float) -> plt.Figure:
+def draw_clipped_objective(path: Path, clipped_objective: Callable, epsilon: float) -> Figure:
     """PPO's objective against the ratio, for an advantage of +1 and of -1; the band of the clip is shaded."""
     ratio = np.linspace(0.5, 1.5, 401)
-    figure, both = plt.subplots(1, 2, figsize=(6, 3.4), facecolor="white", layout="constrained")
-    for axes, advantage, color in zip(both, (1.0, -1.0), (BLUE, ORANGE)):
+    figure = Figure((6, 3.4), layout="constrained")
+    for axes, advantage, color in zip(figure.subplots(1, 2), (1.0, -1.0), (BLUE, ORANGE)):
         clipped = clipped_objective(ratio, advantage, epsilon)
         axes.axvspan(max(1 - epsilon, 0.5), min(1 + epsilon, 1.5), color=GREY, alpha=0.15, linewidth=0)
         axes.plot(ratio, ratio * advantage, color=GREY, linestyle="--", label="ratio × advantage")
@@ -142,12 +134,14 @@ def draw_clipped_objective(path: Path, clipped_objective: Callable, epsilon: flo
         axes.set(xlabel="ratio: new probability / old", title=title)
         axes.margins(y=0.25)
         axes.legend(frameon=False, loc="upper left" if advantage > 0 else "upper right", fontsize="small")
-    return finished(figure, path)
+    figure.savefig(path, dpi=110)
+    return figure
 
 
-def draw_reinforce_curve(path: Path, log: Any, baseline: str) -> plt.Figure:
+def draw_reinforce_curve(path: Path, log: Any, baseline: str) -> Figure:
     """Above: return against steps. Below: how much of the returns' variance the baseline explains."""
-    figure, (above, below) = plt.subplots(2, 1, figsize=(6, 5), facecolor="white", layout="constrained")
+    figure = Figure((6, 5), layout="constrained")
+    above, below = figure.subplots(2, 1)
     x = log.env_step.mean(axis=0)  # seeds differ by less than a rollout
     draw_return(above, x, log)
     draw_band(below, x, log.explained_variance, BLUE)
@@ -155,4 +149,5 @@ def draw_reinforce_curve(path: Path, log: Any, baseline: str) -> plt.Figure:
     below.set(xlabel="environment step", title=f"explained variance, BASELINE={baseline}")
     for axes in (above, below):
         axes.xaxis.set_major_formatter("{x:,.0f}")
-    return finished(figure, path)
+    figure.savefig(path, dpi=110)
+    return figure

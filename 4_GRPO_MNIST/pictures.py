@@ -2,11 +2,9 @@
 
 from typing import Any
 
-import matplotlib
 import numpy as np
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 BLUE, ORANGE, GREY, GREEN, RED = "#0969da", "#c2570c", "#6e7781", "#1a7f37", "#cf222e"
 COLORS = {"grpo": BLUE, "cross_entropy": GREY, "ppo": ORANGE, "reinforce": GREEN, "exact": RED}
@@ -16,16 +14,14 @@ LABELS = {
 }  # fmt: skip
 
 
-def draw_accuracy(path: Any, logs: dict[str, Any]) -> plt.Figure:
+def draw_accuracy(path: Any, logs: dict[str, Any]) -> Figure:
     """Above: validation accuracy of all methods, mean over the seeds, and a band from lowest to highest.
 
     Below: the signal in the first method's groups, one quantity an axis. `logs` has a log for each method,
     whose fields are [NUM_SEEDS, rows].
     """
-    figure, panels = plt.subplot_mosaic(
-        [["main"] * 3, [0, 1, 2]],
-        figsize=(6, 5.6), facecolor="white", layout="constrained", height_ratios=(5, 2),
-    )  # fmt: skip
+    figure = Figure((6, 5.6), layout="constrained")
+    panels = figure.subplot_mosaic([["main"] * 3, [0, 1, 2]], height_ratios=(5, 2))
     main = panels["main"]
     errors = {method: 100 * (1 - log.validation_accuracy) for method, log in logs.items()}  # [seeds, rows]
     for method, error in errors.items():
@@ -38,7 +34,7 @@ def draw_accuracy(path: Any, logs: dict[str, Any]) -> plt.Figure:
     main.xaxis.set_major_formatter("{x:,.0f}")
     ticks = [0.5, 1, 2, 3, 5, 10, 20, 50, 90]
     main.set_yticks(ticks, [f"{100 - tick:g}" for tick in ticks])
-    main.yaxis.set_minor_locator(matplotlib.ticker.NullLocator())
+    main.yaxis.set_minor_locator(NullLocator())
     every = np.concatenate(list(errors.values()))
     main.set_ylim(min(1.3 * every.max(), 100), max(0.8 * every.min(), 0.1))
     main.legend(frameon=False, loc="lower right")
@@ -49,10 +45,8 @@ def draw_accuracy(path: Any, logs: dict[str, Any]) -> plt.Figure:
     )):  # fmt: skip
         panels[row].plot(log.images[0], values.mean(axis=0), color=color)
         panels[row].set_title(title, fontsize=10)
-        panels[row].set_ylim(0, 1)
         panels[row].xaxis.set_major_formatter("{x:,.0f}")
-        panels[row].set_xticks([log.images[0][-1]])
+        panels[row].set(ylim=(0, 1), xticks=[log.images[0][-1]])
     figure.supxlabel(f"{LABELS[method]}'s groups: share or spread, over the images seen", fontsize="medium")
     figure.savefig(path, dpi=110)
-    plt.close(figure)
     return figure

@@ -19,7 +19,6 @@ from pathlib import Path
 from machine import commit, processor, write_csv
 
 HERE = Path(__file__).resolve().parent
-TABLE = HERE / "default_runs.csv"
 SCRIPTS = [
     "1_Q_Learning/Q_Learning.py",
     "2_Cart_Pole_DQN/cart_pole_dqn.py",
@@ -50,7 +49,7 @@ def main() -> None:
                     "machine": processor(), "commit": commit(), "date": time.strftime("%Y-%m-%d"),
                 })  # fmt: skip
                 print(*rows[-1].values(), sep=", ", flush=True)
-    write_csv(TABLE, rows)
+    write_csv(HERE / "default_runs.csv", rows)
 
 
 if __name__ == "__main__":

@@ -140,7 +140,9 @@ def verl_advantage(method: str) -> np.ndarray:
 
 
 # %% Main -----------------------------------------------------------------------------------------------
-COLUMNS = ["method", "peer", "value", "gradient", "advantage", "commit"]
+def distance(found: float | np.ndarray, name: str) -> str:
+    """The largest difference from an array of the golden batch."""
+    return f"{np.abs(found - GOLDEN[name]).max():.1e}"
 
 
 def main() -> None:
@@ -149,16 +151,13 @@ def main() -> None:
     for peer, losses in (("trl", TRL), ("verl", VERL)):
         for method, loss in losses.items():
             value, gradient = value_and_gradient(loss)
-            distance = {
-                "value": abs(value - GOLDEN[f"{method}_loss"]),
-                "gradient": np.abs(gradient - GOLDEN[f"{method}_gradient"]).max(),
-            }
-            if peer == "verl":
-                distance["advantage"] = np.abs(verl_advantage(method) - GOLDEN[f"{method}_advantage"]).max()
-            elif method == "rloo":
-                del distance["value"]
-            row = {name: f"{distance[name]:.1e}" if name in distance else "" for name in COLUMNS[2:-1]}
-            rows.append({"method": method, "peer": f"{peer} {version(peer)}"} | row | {"commit": commit()})
+            rows.append({
+                "method": method, "peer": f"{peer} {version(peer)}",
+                "value": "" if loss is TRL["rloo"] else distance(value, f"{method}_loss"),
+                "gradient": distance(gradient, f"{method}_gradient"),
+                "advantage": "" if peer == "trl" else distance(verl_advantage(method), f"{method}_advantage"),
+                "commit": commit(),
+            })  # fmt: skip
             print(*rows[-1].values())
     write_csv(ROOT / "benchmarks" / "golden_against_peers.csv", rows)
 

@@ -34,7 +34,6 @@ from model.llm import Model, split
 from model.versions import patched
 
 WARM_UP = 3  # rounds left out
-TABLE = FOLDER / "assets" / "gradient_on_cpu.csv"
 OURS = ("RotaryOnce", "UnfusedDense", "SharedPromptAttention")
 
 
@@ -145,7 +144,7 @@ def main() -> None:
             "machine": processor(), "date": time.strftime("%Y-%m-%d"),
         })  # fmt: skip
         print(", ".join(f"{key} {value}" for key, value in list(rows[-1].items())[:-2]), flush=True)
-    write_csv(TABLE, rows)
+    write_csv(FOLDER / "assets" / "gradient_on_cpu.csv", rows)
 
 
 if __name__ == "__main__":

@@ -137,20 +137,17 @@ def collect(c: Constants, methods: Sequence[str]) -> tuple[pd.DataFrame, ...]:
         asked = pd.read_csv(asked_of(c, method).folder(STORE) / "pass_at_k.csv")
         asked = asked[asked.reading == "strict"]
         trained = asked[asked.model != "untrained"]
-        untrained = [] if by_k else [("untrained", asked[asked.model == "untrained"])]
-        for name, rows in [*untrained, (method, trained)]:
-            ends = rows.groupby("k").pass_at_k.agg(mean="mean", lowest="min", highest="max").round(5)
-            ends.insert(0, "method", name)
-            by_k.append(ends.reset_index()[["method", "k", "mean", "lowest", "highest"]])
+        if not by_k:
+            by_k.append(asked[asked.model == "untrained"].assign(method="untrained"))
+        by_k.append(trained.assign(method=method))
         for seed, (_, right) in enumerate(trained.groupby("model", sort=False)):
             folder = run_of(c, method, seed).folder(STORE)
-            measured, result = read_json(folder / "measured.json"), read_json(folder / "result.json")
+            measured, after = read_json(folder / "measured.json"), read_json(folder / "result.json")["after"]
             log = pd.read_csv(folder / "train_log.csv")
             graded = [0, *log.answers.cumsum()]
             of_k = {f"pass_at_{k}": right.pass_at_k[right.k == k].item() for k in PASS_AT}
             line = {"method": method, "seed": seed, "graded": graded[-1]} | of_k
-            line |= {"greedy": result["after"]["greedy_answer_accuracy"]}
-            line |= {"format": result["after"]["format_accuracy"]}
+            line |= {"greedy": after["greedy_answer_accuracy"], "format": after["format_accuracy"]}
             line |= log[["entropy", "length", "zero_variance"]].tail(10).mean().round(5)
             names = "processor_seconds", "date", "commit", "versions", "command", "machine"
             lines.append(line | {name: measured[name] for name in names})
@@ -159,7 +156,9 @@ def collect(c: Constants, methods: Sequence[str]) -> tuple[pd.DataFrame, ...]:
                  "held_out": e["answer_accuracy"], "held_out_greedy": e["greedy_answer_accuracy"]}
                 for e in map(json.loads, (folder / "evaluations.jsonl").read_text().splitlines())
             ]  # fmt: skip
-    return pd.DataFrame(lines), pd.DataFrame(curves), pd.concat(by_k)
+    shares = pd.concat(by_k).groupby(["method", "k"], sort=False).pass_at_k
+    ends = shares.agg(mean="mean", lowest="min", highest="max").round(5)
+    return pd.DataFrame(lines), pd.DataFrame(curves), ends.reset_index()
 
 
 def difference(lines: pd.DataFrame, method: str, other: str, figure: str) -> tuple[float, ...]:

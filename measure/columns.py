@@ -84,11 +84,8 @@ def q_learning_crawl(runs: Sequence[Path]) -> Lines:
 def with_logs(runs: Sequence[Path]) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarray]]]:
     """By seed: its number and its last policy's return, and its log."""
     for run in runs:
-        first, returns = (
-            read_json(run / "constants.json")["SEED"],
-            read_json(run / "result.json")["eval_return"],
-        )
-        for seed, eval_return in enumerate(returns, start=first):
+        first = read_json(run / "constants.json")["SEED"]
+        for seed, eval_return in enumerate(read_json(run / "result.json")["eval_return"], start=first):
             yield {"seed": seed, "eval_return": eval_return}, log_of(run, seed)
 
 

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
 from measure import pictures
-from measure.pictures import BLUE, GREEN, GREY, ORANGE, RED, WIDE, grouped, panels, plt
+from measure.pictures import BLUE, GREEN, GREY, ORANGE, RED, WIDE, panels
 
 Point = tuple[float, float]
 PLANS = tomllib.loads((Path(__file__).parent / "drawings.toml").read_text())
@@ -20,9 +21,9 @@ COLOURS = {"blue": BLUE, "green": GREEN, "grey": GREY, "orange": ORANGE}
 
 
 # %% Boxes and arrows -----------------------------------------------------------------------------------
-def sheet(height: float, bottom: float = 0) -> tuple[plt.Figure, Axes]:
+def sheet(height: float, bottom: float = 0) -> tuple[Figure, Axes]:
     """An empty picture whose unit is an inch."""
-    figure = plt.figure(figsize=(WIDE, height))
+    figure = Figure((WIDE, height))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, WIDE), ylim=(bottom, bottom + height))
     axes.axis("off")
@@ -56,7 +57,7 @@ def signed(number: float, digits: int = 0) -> str:
     return "0" if float(text) == 0 else text.replace("-", "−")
 
 
-def plan(height: float, items: Sequence[Sequence[Any]], bottom: float = 0) -> plt.Figure:
+def plan(height: float, items: Sequence[Sequence[Any]], bottom: float = 0) -> Figure:
     """A drawing of drawings.toml."""
     figure, axes = sheet(height, bottom)
     for kind, *given in items:
@@ -69,7 +70,7 @@ def plan(height: float, items: Sequence[Sequence[Any]], bottom: float = 0) -> pl
     return figure
 
 
-def drawn(name: str, *tables: Path) -> plt.Figure:
+def drawn(name: str, *tables: Path) -> Figure:
     """The picture that a study.toml names: of drawings.toml, or a function here or in pictures.py."""
     if name in PLANS:
         return plan(**PLANS[name])
@@ -82,11 +83,12 @@ REWARDS = np.array([0, 1, 0, 1, 0, 1, 0, 5])
 PROMISES = np.array([6, 5, 6, 7, 6, 4, 2, 3])
 
 
-def gae_timeline() -> plt.Figure:
+def gae_timeline() -> Figure:
     """The TD errors of an episode, and what of each is counted in the first step's advantage."""
     delta = REWARDS + np.append(PROMISES[1:], 0) - PROMISES  # gamma = 1; nothing is promised at the end
     steps = np.arange(1, 9)
-    figure, rows = plt.subplots(4, 1, figsize=(WIDE, 5.6), sharex=True, height_ratios=(2, 3, 3, 3))
+    figure = Figure((WIDE, 5.6))
+    rows = figure.subplots(4, 1, sharex=True, height_ratios=(2, 3, 3, 3))
     figure.subplots_adjust(0.01, 0.01, 0.99, 0.99, hspace=0.1)
     rows[0].set(ylim=(-3.4, 0.6))
     for y, words in enumerate(("step", "reward", "V", "δ")):
@@ -113,13 +115,14 @@ def gae_timeline() -> plt.Figure:
     return figure
 
 
-def ratio_passes(table: Path) -> plt.Figure:
+def ratio_passes(table: Path) -> Figure:
     """The ratios of twenty actions while ten passes go over their rollout, with the clip and without."""
     figure, both = panels(1, 2, 3.4, sharey=True)
-    kinds = grouped(pd.read_csv(table), "clip_epsilon").values()
-    for axes, mine, title in zip(both, kinds, ("with the clip, ε = 0.2", "without the clip"), strict=True):
+    kinds = pd.read_csv(table).groupby("clip_epsilon", sort=False)
+    titles = "with the clip, ε = 0.2", "without the clip"
+    for axes, (_, mine), title in zip(both, kinds, titles, strict=True):
         axes.axhspan(0.8, 1.2, color=GREY, alpha=0.2, lw=0)
-        for action in grouped(mine, "step").values():
+        for _, action in mine.groupby("step", sort=False):
             colour = GREEN if action.normalized_advantage.iloc[0] > 0 else RED
             axes.plot(action.passes, action.ratio, color=colour, lw=1.2, alpha=0.8)
         outside = f"{100 * mine.share_outside.iloc[-1]:.0f} % end outside 1 ± ε"
@@ -130,7 +133,7 @@ def ratio_passes(table: Path) -> plt.Figure:
     return figure
 
 
-def eight_answers(transcript: Path) -> plt.Figure:
+def eight_answers(transcript: Path) -> Figure:
     """A group of the main job's first step: rewards, their mean, and the advantages."""
     group = json.loads(transcript.read_text())
     rewards, advantages = (np.array([a[n] for a in group["before"]]) for n in ("reward", "advantage"))
@@ -167,7 +170,7 @@ def pushes(group: dict, row: int) -> list[float]:
     return pushed
 
 
-def token_credit(transcript: Path) -> plt.Figure:
+def token_credit(transcript: Path) -> Figure:
     """Two answers of the group, token by token: where the push of the eight advantages falls."""
     group = json.loads(transcript.read_text())
     figure, axes = sheet(3.0)
@@ -191,10 +194,10 @@ def token_credit(transcript: Path) -> plt.Figure:
     return figure
 
 
-def values_crawl(table: Path) -> plt.Figure:
+def values_crawl(table: Path) -> Figure:
     """What the table of chapter 1 holds after so many episodes: the best action's value in each cell."""
     figure, axes = panels(2, 2, 2.7)
-    for one, (episodes, rows) in zip(axes, grouped(pd.read_csv(table), "episodes").items(), strict=True):
+    for one, (episodes, rows) in zip(axes, pd.read_csv(table).groupby("episodes", sort=False), strict=True):
         for i, value in enumerate(rows.best_value):
             row, column = divmod(i, 4)
             one.add_patch(Rectangle((column, row), 1, 1, fc=BLUE, ec=GREY, lw=0.6, alpha=max(value, 0) / 200))
@@ -205,7 +208,7 @@ def values_crawl(table: Path) -> plt.Figure:
     return figure
 
 
-def memory(table: Path) -> plt.Figure:
+def memory(table: Path) -> Figure:
     """What PPO and GRPO keep on the chip, at 8 billion parameters in bfloat16."""
     row = pd.read_csv(table, index_col="network").loc["8 billion, bfloat16, reference in bfloat16"]
     figure, [axes] = panels(1, height=3.0)
@@ -234,7 +237,7 @@ STRATEGIES = {  # mesh of mesh_and_axis_rules.py, and into how many rows and col
 }  # fmt: skip
 
 
-def mesh_and_axis_rules() -> plt.Figure:
+def mesh_and_axis_rules() -> Figure:
     """The weights of a layer as five strategies cut them, and what one of eight devices keeps of them."""
     figure, axes = panels(2, 3, 2.5)
     for one, (name, (mesh, rows, columns)) in zip(axes, STRATEGIES.items(), strict=False):

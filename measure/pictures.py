@@ -9,14 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
-import matplotlib
 import numpy as np
 import pandas as pd
+from matplotlib import rcParams
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import NullLocator, PercentFormatter
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 
 ROOT = Path(__file__).resolve().parent.parent
 BLUE, ORANGE, GREY, GREEN, RED, PURPLE = "#0969da", "#c2570c", "#6e7781", "#1a7f37", "#cf222e", "#8250df"
@@ -29,7 +28,7 @@ FONTS = "system-ui, 'PingFang TC', 'Microsoft JhengHei', 'Noto Sans CJK TC', san
 CHINESE = tomllib.loads((Path(__file__).parent / "chinese.toml").read_text())
 NUMBER = re.compile(r"[+−-]?\d[\d,.]*(?<![,.])")
 WIDE = 6.0  # inches of every picture: a phone shows it at two thirds of its size
-plt.rcParams.update({
+rcParams.update({
     "svg.fonttype": "none", "svg.hashsalt": "course", "font.size": 11, "axes.titlesize": 11,
     "axes.titlelocation": "left", "legend.frameon": False, "axes.spines.top": False, "legend.fontsize": 10,
     "axes.spines.right": False, "xtick.labelsize": 10, "ytick.labelsize": 10, "text.color": INK,
@@ -47,7 +46,7 @@ def chinese(text: str) -> str:
     return text if found is None else re.sub("#", lambda _: next(numbers), found)
 
 
-def translate(figure: plt.Figure) -> None:
+def translate(figure: Figure) -> None:
     """Puts Chinese labels where the English ones are; the layout stays."""
     figure.set_layout_engine("none")
     for axes in figure.axes:
@@ -70,7 +69,7 @@ def adapted(svg: str) -> str:
     return svg.replace("</style>", "\n".join([*rules, "}</style>"]), 1)
 
 
-def save(figure: plt.Figure, path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
     """Writes name.svg with English labels, and name_ch.svg with Chinese ones."""
     for target in (path, path.with_stem(f"{path.stem}_ch")):
         if target != path:
@@ -80,55 +79,49 @@ def save(figure: plt.Figure, path: Path) -> None:
             warnings.filterwarnings("ignore", "Glyph .* missing")  # of Chinese: the reader has the font
             figure.savefig(svg, format="svg", facecolor=PAGE, metadata={"Date": None})
         target.write_text(adapted(svg.getvalue()))
-    plt.close(figure)
 
 
 # %% Pieces -----------------------------------------------------------------------------------------------
-def grouped(rows: pd.DataFrame, *names: str) -> dict:
-    """The lines by what these columns hold, in the order of appearance."""
-    return dict(list(rows.groupby(names[0] if len(names) == 1 else list(names), sort=False)))
-
-
 def log_of(rows: pd.DataFrame) -> SimpleNamespace:
     """A log's columns as a script has them, each [seeds, rows]."""
-    columns = rows.drop(columns=["method", "variant"], errors="ignore").astype(float)
+    columns = rows.select_dtypes("number").astype(float)
     seeds = rows.seed.nunique()
     return SimpleNamespace(**{name: columns[name].to_numpy().reshape(seeds, -1) for name in columns})
 
 
-def panels(rows: int, columns: int = 1, height: float = 2.6, **options) -> tuple[plt.Figure, list[plt.Axes]]:
+def panels(rows: int, columns: int = 1, height: float = 2.6, **options) -> tuple[Figure, list[Axes]]:
     """Axes below and beside each other, in a picture of the usual width."""
-    size = (WIDE, height * rows)
-    figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False, **options)
-    for one in axes.flat:
+    figure = Figure((WIDE, height * rows), layout="constrained")
+    axes = [*figure.subplots(rows, columns, squeeze=False, **options).flat]
+    for one in axes:
         one.xaxis.set_major_formatter(lambda x, _: f"{x:,g}".replace("-", "−"))
-    return figure, [*axes.flat]
+    return figure, axes
 
 
-def band(axes: plt.Axes, x, mean, low, high, color: str, label: str | None = None, **options) -> None:
+def band(axes: Axes, x, mean, low, high, color: str, label: str | None = None, **options) -> None:
     """A line of the mean, and a band from the lowest to the highest seed."""
     axes.plot(x, mean, color=color, label=label, **options)
     axes.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0)
 
 
-def band_of(axes: plt.Axes, x: np.ndarray, values: np.ndarray, color: str, label: str) -> None:
+def band_of(axes: Axes, x: np.ndarray, values: np.ndarray, color: str, label: str) -> None:
     """The same of `values`, [seeds, rows]."""
     band(axes, x, values.mean(axis=0), values.min(axis=0), values.max(axis=0), color, label)
 
 
-def draw_band(axes: plt.Axes, rows: pd.DataFrame, color: str, label: str | None = None) -> None:
+def draw_band(axes: Axes, rows: pd.DataFrame, color: str, label: str | None = None) -> None:
     """The same of a table with the columns env_step, mean, low, high."""
     band(axes, rows.env_step, rows["mean"], rows.low, rows.high, color, label)
 
 
-def key_below(figure: plt.Figure, axes: plt.Axes, columns: int = 2) -> plt.Figure:
+def key_below(figure: Figure, axes: Axes, columns: int = 2) -> Figure:
     """The figure with a legend where it covers nothing."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower left", ncols=columns)
     return figure
 
 
-def by_seed(groups: dict[str, tuple[np.ndarray, str]], height: float) -> tuple[plt.Figure, plt.Axes]:
+def by_seed(groups: dict[str, tuple[np.ndarray, str]], height: float) -> tuple[Figure, Axes]:
     """A line for each row of a study, a dot for each seed's last policy, and a word at the right."""
     figure, [axes] = panels(1, height=height * len(groups) + 0.9)
     for y, (returns, word) in enumerate(groups.values()):
@@ -141,34 +134,34 @@ def by_seed(groups: dict[str, tuple[np.ndarray, str]], height: float) -> tuple[p
     return figure, axes
 
 
-def of_chapter(folder: str, name: str, *given) -> plt.Figure:
+def of_chapter(folder: str, name: str, *given) -> Figure:
     """A picture that a chapter's script draws at the end of its run, drawn by the same function."""
     return runpy.run_path(str(ROOT / folder / "pictures.py"))[name](io.BytesIO(), *given)
 
 
-def of_log(folder: str, name: str, *more) -> Callable[[Path], plt.Figure]:
+def of_log(folder: str, name: str, *more) -> Callable[[Path], Figure]:
     """A function that draws such a picture from a log."""
     return lambda log: of_chapter(folder, name, log_of(pd.read_csv(log)), *more)
 
 
 # %% Folder 1 -------------------------------------------------------------------------------------------
-def q_learning_curve(log: Path) -> plt.Figure:
+def q_learning_curve(log: Path) -> Figure:
     """Return and largest error."""
     rows = pd.read_csv(log).to_numpy()
     return of_chapter("1_Q_Learning", "draw_learning_curve", rows[:, :4], rows[:, 4], 95.0)
 
 
-def q_table(table: Path) -> plt.Figure:
+def q_table(table: Path) -> Figure:
     """All values on the grid."""
     values = pd.read_csv(table, index_col="state").to_numpy()
     return of_chapter("1_Q_Learning", "draw_q_table", values, [(-1, 0), (1, 0), (0, -1), (0, 1)])
 
 
-def step_sizes(curves: Path) -> plt.Figure:
+def step_sizes(curves: Path) -> Figure:
     """Above: largest error. Below: return. Lines are means over the seeds, bands lowest to highest."""
     figure, both = panels(2, sharex=True)
-    colors = (BLUE, ORANGE, GREY, GREEN, RED)
-    for (label, rows), color in zip(grouped(pd.read_csv(curves), "changed").items(), colors, strict=True):
+    groups, colors = pd.read_csv(curves).groupby("changed", sort=False), (BLUE, ORANGE, GREY, GREEN, RED)
+    for (label, rows), color in zip(groups, colors, strict=True):
         rows = rows.iloc[np.unique(np.geomspace(1, len(rows), 150).astype(int)) - 1]
         width = 4 if label == "unchanged" else 1.5  # where a later one covers the first, both are seen
         for axes, name in zip(both, ("error", "return"), strict=True):
@@ -183,7 +176,7 @@ def step_sizes(curves: Path) -> plt.Figure:
 dqn_curve = of_log("2_Cart_Pole_DQN", "draw_learning_curve")
 
 
-def seeds_of_dqn(table: Path) -> plt.Figure:
+def seeds_of_dqn(table: Path) -> Figure:
     """Last policies of the rows where not every seed is solved."""
     returns = pd.read_csv(table).groupby("changed", sort=False).eval_return
     solved = returns.agg(lambda values: (values >= 475).sum()).sort_values(kind="stable")
@@ -196,14 +189,14 @@ def seeds_of_dqn(table: Path) -> plt.Figure:
     return figure
 
 
-def overestimation(table: Path) -> plt.Figure:
+def overestimation(table: Path) -> Figure:
     """What the network promises less what comes of it, with and without Double DQN."""
-    groups = grouped(pd.read_csv(table), "changed")
+    groups = pd.read_csv(table).groupby("changed", sort=False)
     figure, both = panels(2, sharex=True)
     titles = "defaults: the estimate starts too low", "one-step targets, copied every 20 steps: too high"
     for axes, label, title in zip(both, ("", "N_STEPS=1 TARGET_SYNC_INTERVAL=20"), titles, strict=True):
-        draw_band(axes, groups[label or "unchanged"], BLUE, "Double DQN")
-        draw_band(axes, groups[f"{label} DOUBLE_DQN=False".strip()], ORANGE, "plain max")
+        draw_band(axes, groups.get_group(label or "unchanged"), BLUE, "Double DQN")
+        draw_band(axes, groups.get_group(f"{label} DOUBLE_DQN=False".strip()), ORANGE, "plain max")
         axes.axhline(0, color=GREY, linewidth=1)
         axes.set(title=title, ylabel="estimate − true return")
     both[1].set_yscale("symlog", linthresh=100)  # a seed that runs away would flatten all others
@@ -216,13 +209,13 @@ ppo_curve = of_log("3_Pendulum", "draw_ppo_curve")
 reinforce_curve = of_log("3_Pendulum", "draw_reinforce_curve", "critic_baseline")
 
 
-def clipped_objective() -> plt.Figure:
+def clipped_objective() -> Figure:
     """PPO's objective against the ratio."""
     objective = lambda ratio, A, eps: np.minimum(ratio * A, np.clip(ratio, 1 - eps, 1 + eps) * A)  # noqa: E731
     return of_chapter("3_Pendulum", "draw_clipped_objective", objective, 0.2)
 
 
-def seeds_of_ppo(table: Path) -> plt.Figure:
+def seeds_of_ppo(table: Path) -> Figure:
     """Last policies of the rows that do worse."""
     returns, shown = pd.read_csv(table).groupby("changed", sort=False).eval_return, {}
     means = returns.mean().sort_values(kind="stable")
@@ -246,13 +239,14 @@ FAILURES = {  # the rows from which most is to be learned
 }  # fmt: skip
 
 
-def failures(table: Path) -> plt.Figure:
+def failures(table: Path) -> Figure:
     """The greedy policy's learning curve of each row of FAILURES, above that of the first row in grey."""
-    groups = grouped(pd.read_csv(table), "changed")
+    groups = pd.read_csv(table).groupby("changed", sort=False)
+    first = groups.get_group("unchanged")
     figure, axes = panels(3, 2, 2.1, sharex=True, sharey=True)
     for one, (label, words) in zip(axes, FAILURES.items(), strict=True):
-        one.plot(groups["unchanged"].env_step, groups["unchanged"]["mean"], color=GREY, label="unchanged")
-        draw_band(one, groups[label], BLUE, "changed")
+        one.plot(first.env_step, first["mean"], color=GREY, label="unchanged")
+        draw_band(one, groups.get_group(label), BLUE, "changed")
         one.set_title(f"{words}\n", fontsize=11)
         one.text(0, 1.03, label, fontsize=8, color=GREY, transform=one.transAxes)
         one.set_xticks([0, 50_000, 100_000])
@@ -264,13 +258,13 @@ def failures(table: Path) -> plt.Figure:
 BASELINES = {"critic_baseline": BLUE, "batch_mean": GREY, "no_baseline": ORANGE}
 
 
-def baselines(table: Path, shown=tuple(BASELINES), credit=(True, False)) -> plt.Figure:
+def baselines(table: Path, shown=tuple(BASELINES), credit=(True, False)) -> Figure:
     """Greedy return against steps: a row for each baseline, a column for each kind of credit."""
-    groups = grouped(pd.read_csv(table), "changed")
+    groups = pd.read_csv(table).groupby("changed", sort=False)
     figure, axes = panels(len(shown), len(credit), 1.7, sharex=True, sharey=True)
     pairs = [(baseline, to_go) for baseline in shown for to_go in credit]
     for one, (baseline, to_go) in zip(axes, pairs, strict=True):
-        draw_band(one, groups[f"REWARD_TO_GO={to_go} BASELINE={baseline}"], BASELINES[baseline])
+        draw_band(one, groups.get_group(f"REWARD_TO_GO={to_go} BASELINE={baseline}"), BASELINES[baseline])
         column = f", {'reward to go' if to_go else 'whole return'}" if len(credit) > 1 else ""
         one.set_title(baseline.replace("_", " ") + column)
         one.set(ylim=(0, 515), xticks=[0, 50_000, 100_000])
@@ -278,12 +272,12 @@ def baselines(table: Path, shown=tuple(BASELINES), credit=(True, False)) -> plt.
     return figure
 
 
-def two_baselines(table: Path) -> plt.Figure:
+def two_baselines(table: Path) -> Figure:
     """The two runs of the chapter."""
     return baselines(table, ("critic_baseline", "no_baseline"), (True,))
 
 
-def gradient_variance(table: Path) -> plt.Figure:
+def gradient_variance(table: Path) -> Figure:
     """Above: noise of three estimates at one policy. Below: variance of two, along the training.
 
     The noise is an estimator's variance over the squared length of its mean, which is what it is to find.
@@ -309,13 +303,13 @@ def gradient_variance(table: Path) -> plt.Figure:
 
 
 # %% Folder 4 -------------------------------------------------------------------------------------------
-def accuracy(table: Path) -> plt.Figure:
+def accuracy(table: Path) -> Figure:
     """All four methods while they learn."""
-    logs = {method: log_of(rows) for method, rows in grouped(pd.read_csv(table), "method").items()}
+    logs = {method: log_of(rows) for method, rows in pd.read_csv(table).groupby("method", sort=False)}
     return of_chapter("4_GRPO_MNIST", "draw_accuracy", logs)
 
 
-def pull(table: Path) -> plt.Figure:
+def pull(table: Path) -> Figure:
     """The pull on an image against its probability, both logarithmic: what dividing by the spread does."""
     rows = pd.read_csv(table)
     figure, [axes] = panels(1, height=3.8)
@@ -332,7 +326,7 @@ def pull(table: Path) -> plt.Figure:
 
 
 # %% Folder 5 -------------------------------------------------------------------------------------------
-def report(log: Path, seeds: Path) -> plt.Figure:
+def report(log: Path, seeds: Path) -> Figure:
     """While a run trains: its own answers and held-out questions. Below: the test before and after."""
     rows, result = pd.read_csv(log), pd.read_csv(seeds).iloc[0]
     reading, column = "answer", "correct"
@@ -361,13 +355,13 @@ def report(log: Path, seeds: Path) -> plt.Figure:
     return key_below(figure, above)
 
 
-def pass_at_k(table: Path) -> plt.Figure:
+def pass_at_k(table: Path) -> Figure:
     """Right answers among k, before GRPO and after."""
     figure, both = panels(1, 2, 3.3, sharey=True)
-    readings = grouped(pd.read_csv(table), "reading")
+    readings = pd.read_csv(table).groupby("reading", sort=False)
     words = {"strict": "right, between the answer tags", "lenient": "right by the last number"}
     for axes, (reading, title) in zip(both, words.items(), strict=True):
-        for i, rows in enumerate(grouped(readings[reading], "model").values()):
+        for i, (_, rows) in enumerate(readings.get_group(reading).groupby("model", sort=False)):
             color, label = (BLUE, "after GRPO" if i == 1 else None) if i else (GREY, "before GRPO")
             band(axes, rows.k, rows.pass_at_k, rows.low, rows.high, color, label, marker="o", ms=3)
         axes.set_xscale("log", base=2)
@@ -382,7 +376,7 @@ METHODS = (  # of the page's table; one's own method joins them
 )  # fmt: skip
 
 
-def methods(table: Path) -> plt.Figure:
+def methods(table: Path) -> Figure:
     """Each method less its counterpart, with intervals: one answer, and the best of 64."""
     import methods as study
 
@@ -408,7 +402,7 @@ def methods(table: Path) -> plt.Figure:
     return figure
 
 
-def methods_pass_at_k(table: Path) -> plt.Figure:
+def methods_pass_at_k(table: Path) -> Figure:
     """Does MaxRL keep what only many answers find?"""
     figure, [axes] = panels(1, height=3.6)
     for method, color in {"before training": GREY, "GRPO, 0/1 reward": ORANGE, "MaxRL": BLUE}.items():
@@ -421,7 +415,7 @@ def methods_pass_at_k(table: Path) -> plt.Figure:
     return key_below(figure, axes, 3)
 
 
-def methods_dense(table: Path) -> plt.Figure:
+def methods_dense(table: Path) -> Figure:
     """What a signal at every token buys."""
     figure, [axes] = panels(1, height=3.4)
     for method, color in {"GRPO": ORANGE, "distillation": BLUE}.items():
@@ -439,15 +433,15 @@ VARIANTS = {  # of the grid in turns: what works, and the mistakes
 }  # fmt: skip
 
 
-def turns(table: Path) -> plt.Figure:
+def turns(table: Path) -> Figure:
     """Return against the optimum: two kinds of credit and three worlds, and the mistakes."""
     figure, both = panels(2, height=3.1, sharex=True)
     words = {"episode": "whole episode", "return to go": "reward to go"}
-    groups, names = grouped(pd.read_csv(table).replace(words), "variant"), list(VARIANTS)
+    groups, names = pd.read_csv(table).replace(words).groupby("variant", sort=False), list(VARIANTS)
     titles = "return, mean over all starts", "the same with a mistake"
     for axes, title, shown in zip(both, titles, (names[:4], [names[0], *names[4:]]), strict=True):
         for name in shown:
-            log = log_of(groups[name])
+            log = log_of(groups.get_group(name))
             band_of(axes, log.step[0], log.reward, VARIANTS[name], name)
         axes.axhline(95.57, color=INK, lw=0.8, ls="--", label="optimum of the plain grid")
         axes.set(ylim=(-10, 100), title=title)
@@ -456,12 +450,12 @@ def turns(table: Path) -> plt.Figure:
     return figure
 
 
-def mismatch(table: Path, window: int = 10) -> plt.Figure:
+def mismatch(table: Path, window: int = 10) -> Figure:
     """What the health line looks at, and what becomes of the answers; moving means of `window` steps."""
     figure, both = panels(2, sharex=True)
     labels = {"mismatch": "mismatch, nats per token", "correct": "share of answers right"}
     for axes, (name, title) in zip(both, labels.items(), strict=True):
-        variants = grouped(pd.read_csv(table), "variant").items()
+        variants = pd.read_csv(table).groupby("variant", sort=False)
         for (variant, rows), color in zip(variants, (BLUE, ORANGE, GREEN), strict=True):
             log = log_of(rows)
             means = np.stack([np.convolve(row, np.ones(window) / window, "valid") for row in vars(log)[name]])
@@ -471,12 +465,12 @@ def mismatch(table: Path, window: int = 10) -> plt.Figure:
     return key_below(figure, both[0], 3)
 
 
-def scaling(table: Path) -> plt.Figure:
+def scaling(table: Path) -> Figure:
     """Seconds and memory of a step as a share of TRL's, in each setting."""
-    by_setting = grouped(pd.read_csv(table), "model", "tokens", "questions")
+    by_setting = pd.read_csv(table).groupby(["model", "tokens", "questions"], sort=False)
     figure, [axes] = panels(1, height=4.4)
     labels = []
-    for y, ((model, tokens, questions), rows) in enumerate(by_setting.items()):
+    for y, ((model, tokens, questions), rows) in enumerate(by_setting):
         parts = [f"{model} parameters"] if y < 5 else [f"{tokens} tokens"] * (tokens != 128)
         labels += [*parts, *[f"{questions} questions"] * (questions != 4)]
         medians = rows.groupby("program")[["seconds_per_step", "peak_gib"]].median()

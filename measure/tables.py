@@ -35,16 +35,14 @@ from measure.columns import paired, read_csv
 
 ROOT = Path(__file__).resolve().parent.parent
 MARKED = re.compile(r"<!-- table (\S+) -->\n\n(.*?)\n\n<!-- end -->", re.S)
+NUMBER = re.compile(r"-?\d+\.?\d*(e[-+]\d+)?")
 Rows = Sequence[dict[str, str]]
 
 
 def shown(value: float, form: str) -> str:
     """A number with a real minus sign."""
-    text = f"{value:{form}}"
-    if text == "nan":
-        return "–"
-    text = re.sub(r"^-(0\.?0*)$", r"\1", text)
-    return f"−{text[1:]}" if text.startswith("-") else text
+    text = f"{value:z{form}}"  # z: zero has no sign
+    return "–" if text == "nan" else re.sub("^-", "−", text)
 
 
 def values(rows: Rows, column: str) -> list[float]:
@@ -61,7 +59,7 @@ def spread(rows: Rows, column: str, form: str) -> str:
 
 def ends(rows: Rows, column: str, form: str) -> str:
     """Lowest and highest, or the one value that all have; a word where it is no number."""
-    if any(not re.fullmatch(r"[-+\d.e]+", row[column]) for row in rows):
+    if not all(NUMBER.fullmatch(row[column]) for row in rows):
         return " … ".join(sorted({row[column] for row in rows}))
     numbers = values(rows, column)
     texts = [shown(value, form) for value in (min(numbers), max(numbers))]
@@ -70,10 +68,7 @@ def ends(rows: Rows, column: str, form: str) -> str:
 
 def comparable(text: str) -> float | str:
     """A number where it is one."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
+    return float(text) if NUMBER.fullmatch(text) else text
 
 
 def matching(rows: Rows, conditions: Sequence[str]) -> Rows:

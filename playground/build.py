@@ -53,12 +53,11 @@ def read_vocabulary() -> list[str]:
     return sorted(words, key=words.get)
 
 
-def packed_questions(split: str, vocabulary: list[str]) -> bytes:
+def packed_questions(split: str) -> bytes:
     """Token ids of each question and each gold number, every one followed by a 0, the padding token."""
     encode = Tokenizer.from_file(str(FOLDER / "tiny_llama/tokenizer.json")).encode
-    rows = [json.loads(line) for line in (FOLDER / f"tiny_gsm8k/{split}.jsonl").read_text().splitlines()]
     ids = []
-    for row in rows:
+    for row in map(json.loads, (FOLDER / f"tiny_gsm8k/{split}.jsonl").read_text().splitlines()):
         gold = row["answer"].rpartition("####")[2].strip()
         ids += [*encode(row["question"]).ids, 0, *encode(gold).ids, 0]
     return bytes(ids)
@@ -92,14 +91,13 @@ def build() -> str:
     start, trained = (
         flat_weights(path) for path in (FOLDER / "tiny_llama/model.safetensors", HERE / "trained.safetensors")
     )
-    vocabulary = read_vocabulary()
     data = {
-        "vocabulary": vocabulary,
+        "vocabulary": read_vocabulary(),
         "wasm": text_of(bytes(wat2wasm((HERE / "kernels.wat").read_text()))),
         "start": text_of(start),
         "change": text_of((trained - start).astype(ml_dtypes.bfloat16)),  # by 200 steps of the main script
-        "train": text_of(packed_questions("train", vocabulary)),
-        "heldOut": text_of(packed_questions("validation", vocabulary)),
+        "train": text_of(packed_questions("train")),
+        "heldOut": text_of(packed_questions("validation")),
     }
     page = (HERE / "playground.html").read_text()
     for name, text in {

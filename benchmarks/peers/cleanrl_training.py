@@ -26,12 +26,12 @@ WINDOW = 20  # episodes whose mean is a row of the log, as CleanRL smooths its o
 class Printed:
     """Standard output of the script: each line with the seconds at which it came."""
 
-    def __init__(self, clock: peer.Clock):
-        self.clock, self.text, self.lines = clock, "", []
+    def __init__(self):
+        self.started, self.text, self.lines = peer.clocks(), "", []
 
     def write(self, text: str) -> int:
         *lines, self.text = (self.text + text).split("\n")
-        self.lines += [(self.clock.read()["seconds"], line) for line in lines]
+        self.lines += [((peer.clocks() - self.started)[0].item(), line) for line in lines]
         return len(text)
 
     def flush(self) -> None:
@@ -52,11 +52,10 @@ sys.argv = [name, *arguments]
 for module in ("flax", "optax", "tyro", "torch.utils.tensorboard"):
     importlib.import_module(module)  # before the clock starts
 with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-    clock = peer.Clock()
-    printed = Printed(clock)
+    printed = Printed()
     with contextlib.redirect_stdout(printed):
         names = runpy.run_path(str(checkout / "cleanrl" / name), run_name="__main__")
-    measured = clock.read()
+    measured = peer.clocks() - printed.started
 rows, last = [], deque(maxlen=WINDOW)  # (environment step, seconds, mean return of the last episodes)
 for seconds, line in printed.lines:
     if found := re.match(r"global_step=(\d+), episodic_return=\[?([-\d.e+]+)", line):

@@ -18,14 +18,14 @@ from machine import commit, versions
 path, arguments = Path(sys.argv[1]).resolve(), sys.argv[2:]
 sys.path.insert(0, str(path.parent))
 script = importlib.import_module(path.stem)
-train, clocks = script.train, []
+train, times = script.train, []
 
 
 def timed(c):
     """Compiles and trains, as `train` does."""
-    clock = peer.Clock()
+    started = peer.clocks()
     result = train(c)
-    clocks.append(clock.read())
+    times.append(peer.clocks() - started)
     return result
 
 
@@ -36,11 +36,11 @@ with tempfile.TemporaryDirectory() as folder:
     log = pd.read_csv(Path(folder, "run", "log.csv"))
 
 compile_seconds = result["compile_seconds"]
-[clock] = clocks
+[spent] = times
 env_steps = log.env_step.max()
 curves = [
-    peer.evenly(clock, compile_seconds, env_steps, rows.env_step, rows.eval_return)
+    peer.evenly(spent, compile_seconds, env_steps, rows.env_step, rows.eval_return)
     for _, rows in log.groupby("seed", sort=False)
 ]
 version = f"commit {commit()}, {versions('jax', 'flax', 'optax')}"
-peer.finish(version, env_steps, clock, result["eval_return"], curves, compile_seconds)
+peer.finish(version, env_steps, spent, result["eval_return"], curves, compile_seconds)

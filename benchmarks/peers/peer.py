@@ -26,25 +26,15 @@ def options() -> tuple[str, list[int], int, Path]:
     return given["ENV"], seeds, int(given.get("STEPS", "0")), Path(given.get("CHECKOUT", ".")).resolve()
 
 
-class Clock:
-    """Wall seconds, and the processor's in user and system mode, since it was made."""
-
-    def __init__(self):
-        self.started = clocks()
-
-    def read(self) -> dict[str, float]:
-        return dict(zip(("seconds", "processor_seconds"), (clocks() - self.started).tolist(), strict=True))
-
-
-def trained(train: Callable, rngs: Any) -> tuple[Any, dict[str, float], float]:
-    """All seeds in one jax program: what it returns, `Clock.read`, and the seconds of compiling."""
+def trained(train: Callable, rngs: Any) -> tuple[Any, np.ndarray, float]:
+    """All seeds in one jax program: what it returns, what the `clocks` counted, seconds of compiling."""
     import jax  # not every peer has it
 
-    clock = Clock()
+    started = clocks()
     program = jax.jit(jax.vmap(train)).lower(rngs).compile()
-    compile_seconds = clock.read()["seconds"]
+    compile_seconds = (clocks() - started)[0].item()
     result = jax.block_until_ready(program(rngs))
-    return result, clock.read(), compile_seconds
+    return result, clocks() - started, compile_seconds
 
 
 def judge(env_id: str, policy: Callable[[np.ndarray], np.ndarray], episodes: int = 100) -> float:
@@ -75,20 +65,21 @@ def judge_each(env_id: str, greedy: Callable, policies: Any, seeds: int) -> list
 
 
 def finish(
-    version: str, env_steps: int, clock: dict[str, float], eval_return: list[float],
+    version: str, env_steps: int, spent: np.ndarray, eval_return: list[float],
     curves: list[list[tuple[int, float, float]]], compile_seconds: float | None = None,
 ) -> None:  # fmt: skip
     """Prints the JSON object that against_peers.py reads.
 
-    env_steps: that one seed really took. clock: `Clock.read` after training, compilation included.
+    env_steps: that one seed really took. spent: of the `clocks` by training, compilation included.
     eval_return: of the last policy, per seed, see `judge`. curves: per seed the peer's own training log:
     (environment step, seconds, return).
     """
-    report = {"version": version, "env_steps": int(env_steps), **clock, "compile_seconds": compile_seconds}
-    print(json.dumps(report | {"eval_return": eval_return, "curves": curves}))
+    seconds = dict(zip(("seconds", "processor_seconds"), spent.tolist()), compile_seconds=compile_seconds)
+    report = {"version": version, "env_steps": int(env_steps), **seconds, "eval_return": eval_return}
+    print(json.dumps(report | {"curves": curves}))
 
 
-def evenly(clock: dict[str, float], compile_seconds: float, env_steps: int, steps: Any, returns: Any) -> list:
+def evenly(spent: np.ndarray, compile_seconds: float, env_steps: int, steps: Any, returns: Any) -> list:
     """The log of a training that is one compiled program: each of its steps takes equally long."""
-    per_step = (clock["seconds"] - compile_seconds) / env_steps
+    per_step = (spent[0].item() - compile_seconds) / env_steps
     return [(int(n), compile_seconds + per_step * float(n), float(r)) for n, r in zip(steps, returns)]
