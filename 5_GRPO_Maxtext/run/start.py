@@ -8,23 +8,21 @@ from typing import Any
 import jax
 
 import settings
-from model import devices, llama
+from model import devices, llama, versions
 from model.llm import Llm
 from model.load import load_llm
-from model.versions import check_versions
 from run import checkpoints, checks, memory, process, report, run_folder
 from run.check_method import check_method
 from run.machine import changes
-from task import questions, run_grader, task_rewards, turns
-from task.prompts import check_form, make_prompts, read_data
+from task import questions, run_grader, turns
+from task.prompts import check_form, make_prompts
 from task.task import Task, make_task
 
 
 def prepare(c, tables) -> None:
     """The first steps of a run and of a dry run."""
     checks.refuse(c)
-    settings.quiet()
-    check_versions()
+    versions.prepare()
     process.keep_compiled()
     check_method(c, tables)
     devices.check_machine(c)
@@ -33,11 +31,14 @@ def prepare(c, tables) -> None:
 def checked_grader(c, hf, tokenizer, course, data) -> run_grader.Grader:
     """The grader of a run, once constants, model, questions and rewards suit each other.
 
-    `data` is from `read_questions`, `course` reward_func.py; `tokenizer` None is out of reach.
+    `data` is from `questions.read_data`, `course` reward_func.py; `tokenizer` None is out of reach.
     """
     everything = [row for rows, _ in data.values() for row in rows]
-    grader = run_grader.make_grader(checks.rewards_of(c), c.REWARD_FUNC, course, everything)
-    checks.model(c, hf)
+    rewards = c.REWARDS or "episode_return" * bool(c.ENVIRONMENT)
+    grader = run_grader.make_grader(rewards, c.REWARD_FUNC, course, everything)
+    if hf.vocab_size < c.TOP_K:
+        said = f"MODEL={c.MODEL} has {hf.vocab_size:,} tokens; use fewer, or -1 (off)"
+        raise settings.UserError(f"TOP_K={c.TOP_K}: {said}")
     if tokenizer:
         llama.check_teacher(c, tokenizer)
         check_form(c, tokenizer, grader)
@@ -46,15 +47,10 @@ def checked_grader(c, hf, tokenizer, course, data) -> run_grader.Grader:
     return grader
 
 
-def read_questions(c):
-    """The questions of a run with the constants `c`, by split; as from `read_data`."""
-    return read_data(c, None if c.REWARD_FUNC else task_rewards.ground_truth_fault)
-
-
 def as_asked(c, data, grader: run_grader.Grader, tokenizer, too_long=None):
     """Adds prompts to the questions and holds some out, as a run does; also each split's source in words.
 
-    `data` is from `read_questions`, or a part of it; without a `tokenizer` the prompts are left out.
+    `data` is from `questions.read_data`, or a part of it; without a `tokenizer` the prompts are left out.
     `too_long` is a CSV file, as for `make_prompts`.
     """
     rows, sources = {}, {split: source for split, (_, source) in data.items()}
@@ -93,7 +89,7 @@ def open_run(c, arguments: Sequence[str], course, tables) -> Iterator[tuple[Any,
     folder, hf = llama.load_hf_config(c.MODEL)
     c = replace(c, MODEL=llama.pinned(c.MODEL, folder))
     tokenizer = llama.load_tokenizer(folder)
-    data = read_questions(c)
+    data = questions.read_data(c)
     grader = checked_grader(c, hf, tokenizer, course, data)
     if c.TEACHER:
         c = replace(c, TEACHER=llama.pinned(c.TEACHER, llama.load_hf_config(c.TEACHER)[0]))

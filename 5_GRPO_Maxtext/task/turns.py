@@ -207,15 +207,6 @@ def walk(c, rollout, prompts: list[str], questions: Sequence[str], config: Rollo
     )
 
 
-# %% Turns and ends -----------------------------------------------------------------------------------------
-def turns_of(output: RolloutOutput, width: int) -> np.ndarray:
-    """The turn of each token, int32 [N, width]; -1: environment or padding. All 0 without ENVIRONMENT."""
-    turns = np.full((len(output.text), width), -1, np.int32)
-    for row, text, tokens in zip(turns, output.text, output.tokens, strict=True):
-        row[: len(tokens)] = getattr(text, "turn", 0)
-    return turns
-
-
 def ended(output: RolloutOutput, eos_ids: Sequence[int]) -> np.ndarray:
     """Whether the environment ended an episode, or an answer has an end-of-sequence token: bool [N]."""
     pairs = zip(output.text, output.tokens, strict=True)

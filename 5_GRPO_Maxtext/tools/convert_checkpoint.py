@@ -71,8 +71,7 @@ from etils import epath
 from maxtext.checkpoint_conversion.to_maxtext import get_maxtext_model_info
 from maxtext.checkpoint_conversion.utils.utils import detect_and_extract_checkpoint
 
-from model import llama, lora
-from model.versions import check_versions
+from model import llama, lora, versions
 from run import checkpoints, run_files, trained
 from run.memory import refuse_full_disk
 from run.plain_text import shown
@@ -232,8 +231,7 @@ def main(arguments: Sequence[str]) -> None:
     """Converts; see the module's docstring. TARGET is written under another name, and whole or not at all."""
     c = settings.read(Constants, arguments)
     refuse(c)
-    settings.quiet()
-    check_versions()
+    versions.prepare()
     source = settings.find_path(c.SOURCE)
     checkpoint, run = find_weights(source)
     gguf = source.suffix == ".gguf"

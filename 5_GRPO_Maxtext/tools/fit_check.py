@@ -395,8 +395,7 @@ def main(arguments: list[str]) -> None:
     given = tuple(text for text in arguments if not text.startswith(OWN))
     if c.WRITE and (given or c.LARGEST):
         raise UserError(f"WRITE={c.WRITE}: compiles what's in it; leave out all else but SINCE, or WRITE")
-    settings.quiet()
-    versions.check_versions()
+    versions.prepare()
     search = memory.FIT_FILES.get(c.WRITE, c.LARGEST)
     names = (c.CARDS or c.TOPOLOGIES).split(",")
     if odd := [name for name in names if not named(name)]:
