@@ -11,7 +11,7 @@ import settings
 from model import devices, llama, versions
 from model.llm import Llm
 from model.load import load_llm
-from run import checkpoints, checks, memory, process, report, run_folder
+from run import checks, memory, process, report, run_folder
 from run.check_method import check_method
 from run.machine import changes
 from task import questions, run_grader, turns
@@ -100,8 +100,8 @@ def open_run(c, arguments: Sequence[str], course, tables) -> Iterator[tuple[Any,
             run.same(run_folder.identity(c, rows, grader.names, course.__file__), c)
             llm = load_llm(c, folder, hf, tokenizer)
             parameters = llama.count_parameters(llm.actor)
-            memory.check_disk(c, memory.trained_parameters(c, hf, parameters), run.checkpoints)
-            run = replace(run, done=max(checkpoints.saved(run.checkpoints), default=0))
+            trained = memory.trained_parameters(c, hf, parameters)
+            memory.check_disk(c, trained, run.checkpoints)
             task = make_task(c, rows, grader, sources)
-            report.introduce(c, run, parameters, folder, hf, task, rows)
+            report.introduce(c, run, parameters, trained, folder, hf, task, rows)
             yield c, llm, task, run
