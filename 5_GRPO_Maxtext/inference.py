@@ -202,7 +202,7 @@ def ask(c: Constants, rollout, how, rows: list[dict[str, Any]], name: str):
 def main(arguments: Sequence[str]) -> None:
     """Asks the questions; see the module's docstring."""
     c, question, checkpoint, rows, path = read_all(arguments)
-    versions.prepare()
+    versions.prepare_libraries()
     process.keep_compiled()
     devices.check_gpu()
     grader = make_grader(c, rows)
@@ -210,8 +210,7 @@ def main(arguments: Sequence[str]) -> None:
     about = f"base, {c.MODEL} as it is"
     if checkpoint:
         root, step = trained.place_of(checkpoint)
-        if said := trained.changed_model(c.MODEL, checkpoint):
-            print(shown(f"note: {said}"))
+        trained.say_changes(c.MODEL, checkpoint)
         rank = checkpoint.constants.get("LORA_RANK")
         about = f"{root}/{step}{f' (LoRA of rank {rank})' if rank else ''}, trained from {c.MODEL}"
     print(shown(f"checkpoint: {about}"))

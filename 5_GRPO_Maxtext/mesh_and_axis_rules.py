@@ -311,7 +311,7 @@ def llama_table(results: dict[str, dict[str, Any]]) -> str:
 def main(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Shows it all, see the module's docstring; returns what it made with the layer and with the Llama."""
     c = settings.read(Constants, arguments)
-    versions.prepare()
+    versions.prepare_libraries()
     jax.config.update("jax_platforms", "cpu")  # whatever else this machine has
     jax.config.update("jax_num_cpu_devices", DEVICES)
     started = time.perf_counter()

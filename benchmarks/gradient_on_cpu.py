@@ -124,7 +124,7 @@ def main() -> None:
     given = dict(argument.split("=", 1) for argument in sys.argv[1:])
     rounds = int(given.pop("ROUNDS", "15"))
     c = settings.read(demo.Constants, [f"{name}={value}" for name, value in given.items()])
-    versions.prepare()
+    versions.prepare_libraries()
     programs = {name: compiled(c, **changes) for name, changes in VARIANTS.items()}
     spent = {name: [] for name in programs}
     for _ in range(WARM_UP + rounds):

@@ -291,7 +291,7 @@ def worst_of_table(grid: ModuleType, c: Any, Q: np.ndarray) -> float:
 
 def main() -> None:
     """All tables."""
-    versions.prepare()
+    versions.prepare_libraries()
     process.keep_compiled()
     STORE.mkdir(parents=True, exist_ok=True)
     table_of_credit()

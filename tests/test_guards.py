@@ -84,7 +84,7 @@ def test_a_run_of_another_version_is_refused(change):
 
 
 def test_another_version_is_refused_at_every_start(monkeypatch):
-    versions.prepare()
+    versions.prepare_libraries()
     package, wanted = next(iter(versions.VERSIONS.items()))
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "9.9")
     with pytest.raises(UserError, match=rf"^{package} 9.9 is installed: .*install {package}=={wanted}$"):

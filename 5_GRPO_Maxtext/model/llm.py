@@ -113,7 +113,7 @@ class Llm:
         self.c, self.temperature, self.tokenizer = c, c.TEMPERATURE, rollout.tokenizer
         self.actor, self.reference, self.rollout, self._how = actor, reference, rollout, how
         self.mesh, self._axis_rules = mesh, tuple(map(tuple, axis_rules))
-        self.pad_id, self.eos_ids = rollout.pad_id(), llama.eos_ids(rollout.tokenizer)
+        self.pad_id, self.eos_ids = rollout.pad_id(), rollout.tokenizer.eos_ids
         self._last_step, self._calls = None, 0
         trained = nnx.LoRAParam if c.LORA_RANK else nnx.Param
         self._graphdef, self.params, self._frozen = split(self.actor, trained)

@@ -20,7 +20,7 @@ from settings import UserError
 VERSIONS = {"google-tunix": "0.1.7", "maxtext": "0.2.5", "qwix": "0.1.8"}  # pinned in requirements*.txt, too
 
 
-def prepare() -> None:
+def prepare_libraries() -> None:
     """Refuses other versions, because we rely on private names and layouts; silences developers' messages."""
     absl.logging.set_verbosity(absl.logging.ERROR)
     warnings.filterwarnings("ignore", category=DeprecationWarning)

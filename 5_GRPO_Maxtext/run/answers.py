@@ -21,7 +21,7 @@ import numpy as np
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from model import devices, llama
+from model import devices
 from run.run_files import read_lines
 from settings import write_whole
 
@@ -76,7 +76,7 @@ def question_rows(
             "correct": bool(correct[i]),
             "correct_lenient": bool(lenient[i]),
             "format_ok": grader.format_right(text),
-            "cut_off": not getattr(text, "terminated", not set(llama.eos_ids(tokenizer)).isdisjoint(tokens)),
+            "cut_off": not getattr(text, "terminated", not set(tokenizer.eos_ids).isdisjoint(tokens)),
             "counts": bool(counts[i]),
         }
         for name in ("log_prob", "log_prob_after", "log_prob_reference"):

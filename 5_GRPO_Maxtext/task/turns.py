@@ -30,7 +30,6 @@ import jax
 import numpy as np
 from tunix.rl.rollout.base_rollout import RolloutConfig, RolloutOutput
 
-from model import llama
 from settings import UserError, find_path
 from task.prompts import as_letters, chat
 from task.run_grader import MAX_REWARD, called, load_file
@@ -130,7 +129,7 @@ class Walker:
         self.turn.append(len(self.rewards) if mine else -1)
         if mine:
             self.action.append(token)
-            ends = token in llama.eos_ids(self.tokenizer)
+            ends = token in self.tokenizer.eos_ids
             if ends or (self.stop and self.stop in self.tokenizer.decode(self.action)):
                 self.act(ends)
         self.over |= len(self.tokens) == self.limit

@@ -249,7 +249,7 @@ def train(c: Constants, adapter, mesh, tokenizer, test: set[str], rng: random.Ra
 def main(arguments: Sequence[str]) -> None:
     """Writes tiny_gsm8k/, tiny_llama/ and tiny.sha256; with TASK=grid tiny_grid/ and tiny_grid.sha256."""
     c = settings.read(Constants, arguments)
-    versions.prepare()
+    versions.prepare_libraries()
     folder, recipe = Path(c.FOLDER) if c.FOLDER else HERE, RECIPES[c.TASK]
     grid = c.TASK == "grid"
     folders, checksums = (("tiny_grid",), "tiny_grid.sha256") if grid else (

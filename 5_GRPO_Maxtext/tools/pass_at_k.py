@@ -56,7 +56,6 @@ from model import devices, llama, versions
 from model.rollout import sampling
 from run import process, start
 from run import trained as runs
-from run.plain_text import shown
 from task import questions, run_grader
 from task.questions import GRADED
 
@@ -94,8 +93,7 @@ def count_right(c: Constants, run: str, trained: bool) -> dict[str, np.ndarray]:
     rows = start.as_asked(made, {"test": data["test"]}, grader, tokenizer)[0]["test"]
     rollout = runs.make_rollout(ask, tokenizer, c.SAMPLES * len(rows), checkpoint)
     if trained:
-        if said := runs.changed_model(ask.MODEL, checkpoint):
-            print(shown(f"note: {said}; counted as it is now"))
+        runs.say_changes(ask.MODEL, checkpoint, "; counted as it is now")
         runs.restore(rollout, *runs.place_of(checkpoint))
 
     counts = {reading: np.zeros(len(rows), int) for reading in READINGS}
@@ -125,7 +123,7 @@ def table(c: Constants, counts: dict[str, dict[str, np.ndarray]]) -> pd.DataFram
 def main(arguments: Sequence[str]) -> None:
     """Counts, estimates, writes; see the module's docstring."""
     c = settings.read(Constants, arguments)
-    versions.prepare()
+    versions.prepare_libraries()
     process.keep_compiled()
     devices.check_gpu()
     folder = Path(c.RUN_DIR)
