@@ -239,11 +239,13 @@ def main(arguments: Sequence[str]) -> None:
     if path:
         asked.write_rows(path, rows, grader)
     if c.PAGE:
-        path, engines = Path("answers.html"), [rollout]
+        folder, log_probs = Path(), [asked.token_log_probs(c, rollout, output)]
         if checkpoint:
-            engines.insert(0, trained.make_rollout(c, tokenizer, len(rows) * c.SAMPLES, checkpoint))
-            path = checkpoint.run / path
-        asked.write_page(c, path, engines, rows, output, grader, about)
+            untrained = trained.make_rollout(c, tokenizer, len(rows) * c.SAMPLES, checkpoint)
+            log_probs.insert(0, asked.token_log_probs(c, untrained, output))
+            folder = checkpoint.run
+        path = folder / "answers.html"
+        asked.write_page(c, path, rollout.tokenizer, rows, output, log_probs, grader, about)
 
 
 if __name__ == "__main__":

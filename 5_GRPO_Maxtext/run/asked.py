@@ -81,17 +81,20 @@ def write_rows(path: Path, rows: list[dict[str, Any]], grader) -> None:
     print(f"answers:  {path}")
 
 
-def write_page(c, path: Path, engines, rows, output, grader, about: str) -> None:
+def token_log_probs(c, rollout, output) -> np.ndarray:
+    """Log-probs [N, T] of one engine's answers under another's weights at temperature 1."""
+    tokens = right_padded(output.tokens, c.TOTAL_GENERATION_STEPS, rollout.pad_id(), np.int32)  # [N, T]
+    parts = [slice(start, start + c.BATCH_SIZE) for start in range(0, len(tokens), c.BATCH_SIZE)]
+    prompts = output.left_padded_prompt_tokens  # [N, P]
+    return np.concatenate([rollout.get_per_token_logps(prompts[part], tokens[part]) for part in parts])
+
+
+def write_page(c, path: Path, tokenizer, rows, output, log_probs, grader, about: str) -> None:
     """Writes the page: each question with its answers, rewards, advantages and tokens.
 
-    The log-probs of the answers are those of the `engines`, before and after training; only one for an
-    untrained model.
+    `log_probs` are from `token_log_probs`, before and after training; only one for an untrained model.
     """
-    prompts, tokenizer = output.left_padded_prompt_tokens, engines[0].tokenizer  # [N, P]
     tokens = right_padded(output.tokens, c.TOTAL_GENERATION_STEPS, tokenizer.pad_id(), np.int32)  # [N, T]
-    parts = [slice(start, start + c.BATCH_SIZE) for start in range(0, len(tokens), c.BATCH_SIZE)]
-    log_probs = [np.concatenate([engine.get_per_token_logps(prompts[part], tokens[part]) for part in parts])
-                 for engine in engines]  # [N, T] each, at temperature 1  # fmt: skip
     groups = []
     for i, row in enumerate(rows):
         part, known = slice(i * c.SAMPLES, (i + 1) * c.SAMPLES), row["answer"] is not None
