@@ -92,8 +92,3 @@ class Machine(Arrays):
     LORA_TARGETS: str = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"  # weights that get A and B
     CHECKPOINT_DIR: str = ""  # folder or gs://bucket/folder (needs gcsfs) for checkpoints (empty = RUN_DIR)
     PROFILE_DIR: str = ""  # folder for a profiler trace of one step, for TensorBoard (empty = off)
-
-
-def lora_targets(text: str) -> list[str]:
-    """The names in LORA_TARGETS, "q_proj,v_proj" as ["q_proj", "v_proj"]."""
-    return [name.strip() for name in text.split(",")]

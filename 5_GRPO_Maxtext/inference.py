@@ -101,7 +101,9 @@ def read_arguments(arguments: Sequence[str]) -> tuple[Constants, str, Checkpoint
     run = checkpoint.constants if checkpoint else {"MODEL": "tiny_llama"}
     c = settings.read(Constants, given, {name: run[name] for name in RUNS_CONSTANTS if name in run})
     if run.get("REWARD_FUNC") and not c.REWARD_FUNC:
-        c = dataclasses.replace(c, REWARDS=run_grader.built_in_rewards(c.REWARDS))
+        ours = *run_grader.COURSE_REWARDS, *run_grader.THINK_REWARDS  # not `compute_score`: the file has one
+        kept = [name for name in settings.names_in(c.REWARDS) if name in ours]
+        c = dataclasses.replace(c, REWARDS=",".join(kept))
     if c.PAGE and c.SAMPLES == 1:
         c = dataclasses.replace(c, SAMPLES=PAGE_SAMPLES)
     checks.template(c)
@@ -157,9 +159,8 @@ if __name__ == "__main__":  # refuses bad input now, before seconds of imports
 import jax
 
 import reward_func
-from model import devices, llama
+from model import devices, llama, versions
 from model.rollout import sampling
-from model.versions import check_versions
 from run import asked, process, trained
 
 
@@ -201,8 +202,7 @@ def ask(c: Constants, rollout, how, rows: list[dict[str, Any]], name: str):
 def main(arguments: Sequence[str]) -> None:
     """Asks the questions; see the module's docstring."""
     c, question, checkpoint, rows, path = read_all(arguments)
-    settings.quiet()
-    check_versions()
+    versions.prepare_libraries()
     process.keep_compiled()
     devices.check_gpu()
     grader = make_grader(c, rows)
@@ -210,8 +210,7 @@ def main(arguments: Sequence[str]) -> None:
     about = f"base, {c.MODEL} as it is"
     if checkpoint:
         root, step = trained.place_of(checkpoint)
-        if said := trained.changed_model(c.MODEL, checkpoint):
-            print(shown(f"note: {said}"))
+        trained.say_changes(c.MODEL, checkpoint)
         rank = checkpoint.constants.get("LORA_RANK")
         about = f"{root}/{step}{f' (LoRA of rank {rank})' if rank else ''}, trained from {c.MODEL}"
     print(shown(f"checkpoint: {about}"))

@@ -86,8 +86,7 @@ import numpy as np
 from flax import linen, nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from model import llama
-from model.versions import check_versions
+from model import llama, versions
 from run import memory, report, run_folder
 from run.machine import CHIPS
 
@@ -312,8 +311,7 @@ def llama_table(results: dict[str, dict[str, Any]]) -> str:
 def main(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Shows it all, see the module's docstring; returns what it made with the layer and with the Llama."""
     c = settings.read(Constants, arguments)
-    settings.quiet()
-    check_versions()
+    versions.prepare_libraries()
     jax.config.update("jax_platforms", "cpu")  # whatever else this machine has
     jax.config.update("jax_num_cpu_devices", DEVICES)
     started = time.perf_counter()

@@ -21,7 +21,6 @@ import os
 import shlex
 import signal
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -63,6 +62,11 @@ class Stopped(KeyboardInterrupt):
 def pair(*, laptop: Any, tpu: Any) -> Any:
     """A default with two columns; `read` picks one by the size of MODEL."""
     return dataclasses.field(metadata={"laptop": laptop, "tpu": tpu})
+
+
+def names_in(text: str) -> list[str]:
+    """The names in a constant such as REWARDS, which are divided by commas."""
+    return [name.strip() for name in text.split(",")]
 
 
 def find_path(name: str) -> Path:
@@ -157,14 +161,6 @@ def write_whole(path: Path, text: str) -> None:
     partial = path.with_suffix(".partial")
     partial.write_text(text, encoding="utf-8")
     partial.rename(path)
-
-
-def quiet() -> None:
-    """Keeps the libraries' developer messages off the terminal."""
-    import absl.logging
-
-    absl.logging.set_verbosity(absl.logging.ERROR)
-    warnings.filterwarnings("ignore", category=DeprecationWarning)
 
 
 def run(main: Callable[[list[str]], Any]) -> None:

@@ -29,7 +29,7 @@ from machine import clocks, processor, write_csv
 import grpo_llama3_1_8b_demo as demo
 import grpo_variants
 import settings
-from model import faster_on_cpu, llama, log_probs
+from model import faster_on_cpu, llama, log_probs, versions
 from model.llm import Model, split
 from model.versions import patched
 
@@ -123,7 +123,7 @@ def main() -> None:
     given = dict(argument.split("=", 1) for argument in sys.argv[1:])
     rounds = int(given.pop("ROUNDS", "15"))
     c = settings.read(demo.Constants, [f"{name}={value}" for name, value in given.items()])
-    settings.quiet()
+    versions.prepare_libraries()
     programs = {name: compiled(c, **changes) for name, changes in VARIANTS.items()}
     spent = {name: [] for name in programs}
     for _ in range(WARM_UP + rounds):

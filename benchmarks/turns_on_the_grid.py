@@ -35,9 +35,9 @@ from measure.run import Run, perform_all, write_csv
 import grpo_llama3_1_8b_demo as demo
 import grpo_variants
 import settings
-from model import llama
+from model import llama, versions
 from model.load import load_llm
-from model.rollout import sampling
+from model.rollout import right_padded, sampling
 from run import process
 from task import turns
 from task.run_grader import load_file
@@ -215,7 +215,7 @@ def table_of_credit() -> None:
 
 def credit(output, questions: list[str], G: int) -> Iterator[dict[str, Any]]:
     """Correlations with A*, over all moves of these walks, in groups of G."""
-    turn = turns.turns_of(output, 48)  # [N, T]
+    turn = right_padded([episode.turn for episode in output.text], 48, -1, np.int32)  # [N, T]
     texts = np.array(output.text, object).reshape(-1, G)
     answers = types.SimpleNamespace(texts=texts, turn=turn.reshape(-1, G, turn.shape[1]))
     returns = np.array([episode.to_go[0] for episode in output.text]).reshape(-1, G)
@@ -291,7 +291,7 @@ def worst_of_table(grid: ModuleType, c: Any, Q: np.ndarray) -> float:
 
 def main() -> None:
     """All tables."""
-    settings.quiet()
+    versions.prepare_libraries()
     process.keep_compiled()
     STORE.mkdir(parents=True, exist_ok=True)
     table_of_credit()

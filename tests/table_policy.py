@@ -126,6 +126,8 @@ def mean(figure):
 class Tokenizer:
     """Text is the tokens' numbers, "4 5 1"; what Tunix asks of a tokenizer."""
 
+    eos_ids = (EOS,)
+
     def pad_id(self):
         return PAD
 

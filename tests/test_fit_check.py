@@ -22,6 +22,7 @@ from model.load import load_llm
 from run import machine as machines
 from run import memory, start
 from settings import UserError
+from task import questions
 from tools import fit_check as fit
 
 
@@ -60,7 +61,7 @@ def run_and_compare(trained: str) -> None:
     beside, *of_step = given["update"]
     assert bool(jax.tree.leaves(beside)) == (trained == "LORA_RANK=0")  # the frozen reference
 
-    data = start.read_questions(c)
+    data = questions.read_data(c)
     grader = start.checked_grader(c, hf, tokenizer, reward_func, data)
     rows, _ = start.as_asked(c, data, grader, tokenizer)
     llm = load_llm(c, folder, hf, tokenizer)

@@ -50,7 +50,7 @@ def test_the_command_line_answers_with_one_line_and_before_the_imports(argument,
 
 
 @pytest.mark.parametrize(
-    ("where", "number"), [("read_data", signal.SIGTERM), ("make_prompts", signal.SIGINT)]
+    ("where", "number"), [("checked_grader", signal.SIGTERM), ("make_prompts", signal.SIGINT)]
 )
 def test_an_early_ctrl_c_or_a_schedulers_signal(monkeypatch, capsys, where, number):
     """Before the folder of the run is made, and after: then it is named, though RUN_DIR was not given."""
@@ -63,7 +63,7 @@ def test_an_early_ctrl_c_or_a_schedulers_signal(monkeypatch, capsys, where, numb
     assert done.value.code == 130
     err = capsys.readouterr().err
     folders = list(Path("runs/grpo_llama3_1_8b_demo").glob("*"))
-    if where == "read_data":
+    if where == "checked_grader":
         assert "RUN_DIR" not in err and not folders
     else:
         command = ["python", "my scripts/grpo.py", "TEMPLATE={question} {{now}}", f"RUN_DIR={folders[0]}"]
@@ -80,7 +80,7 @@ def test_a_run_of_another_version_is_refused(change):
 
 
 def test_another_version_is_refused_at_every_start(monkeypatch):
-    versions.check_versions()
+    versions.prepare_libraries()
     package, wanted = next(iter(versions.VERSIONS.items()))
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "9.9")
     with pytest.raises(UserError, match=rf"^{package} 9.9 is installed: .*install {package}=={wanted}$"):

@@ -18,7 +18,7 @@ from model import llama
 from model.rollout import MaxTextRollout
 from run import run_folder, start
 from settings import HERE, UserError
-from task import run_grader
+from task import questions, run_grader
 from tools import convert_checkpoint, pass_at_k
 
 USED = [
@@ -44,7 +44,7 @@ def files(empty_folder):
 def found():
     """The identity of a run with these files."""
     c = settings.read(demo.Constants, [*SHORT, *USED])
-    data = start.read_questions(c)
+    data = questions.read_data(c)
     grader = run_grader.make_grader(c.REWARDS, c.REWARD_FUNC, reward_func, [])
     rows, _ = start.as_asked(c, data, grader, llama.load_tokenizer(Path(c.MODEL)))
     return run_folder.identity(c, rows, grader.names, "course.py")

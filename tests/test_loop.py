@@ -29,7 +29,7 @@ from model.rollout import sampling
 from run import start
 from run.training import TrainingRun
 from task import prompts, run_grader
-from task.questions import mixed_batches
+from task.questions import mixed_batches, read_data
 
 QUICK = ("EVAL_EVERY=0", "LOG_ANSWERS_EVERY=0", "WARMUP_FRACTION=0.0", "NUM_ITERATIONS=1")
 TWO = ("BATCH_SIZE=2", "NUM_GENERATIONS=2", "NUM_BATCHES=1", "LEARNING_RATE=0.1", *QUICK)
@@ -311,7 +311,7 @@ def test_sampler_ratio_and_reference_agree_while_the_weights_do(rollouts, tmp_pa
     constants = fresh if rollouts == "fresh" else ("ROLLOUTS=one-step-ahead", "LEARNING_RATE=3e-3")
     c, llm = tiny_llama(start.load_llm, "NUM_BATCHES=3", "REFERENCE_OFFLOAD=True", *constants)
     compiled = demo.update._cache_size()
-    rows, source = prompts.read_data(c, None)["test"]
+    rows, source = read_data(c)["test"]
     tokenizer = llama.load_tokenizer(settings.find_path("tiny_llama"))
     rows = prompts.make_prompts(c, rows[:16], source, tokenizer, False, tmp_path / "too_long.csv")
     log = train_llm(c, llm, run_grader.make_grader("", "", reward_func, []), rows, tmp_path)

@@ -21,6 +21,7 @@ from model.load import load_llm
 from model.rollout import sampling
 from run import run_folder
 from task import prompts, run_grader
+from task.questions import read_data
 from tools import convert_checkpoint as convert
 
 ALL = ",".join(lora.TARGETS)
@@ -111,7 +112,7 @@ def trained(tmp_path_factory):
     c = settings.read(demo.Constants, [*RUN, f"RUN_DIR={folder / 'run'}"])
     model, hf = llama.load_hf_config(c.MODEL)
     tokenizer = llama.load_tokenizer(model)
-    questions, source = prompts.read_data(c, None)["test"]
+    questions, source = read_data(c)["test"]
     rows = prompts.make_prompts(c, questions[:16], source, tokenizer, False, folder / "too_long.csv")
     with run_folder.open_run(c) as run:
         llm = load_llm(c, model, hf, tokenizer)

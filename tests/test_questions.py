@@ -90,8 +90,10 @@ def test_held_out_questions_are_the_validation_file_or_drawn_from_the_training_q
         rows = [{"question": f"{name} {i}", "answer": "#### 1"} for i in range(count)]
         write(f"{name}/train.jsonl", rows)
     write("one/validation.jsonl", [{"question": f"held {i}", "answer": "#### 1"} for i in range(9)])
-    train, _ = read("one,two", "train")
-    validation, source = questions.read_validation(train, read)
+    write("one/other.jsonl", rows)
+    c = SimpleNamespace(TEST_DATASET="one/other.jsonl", BAD_ROWS="refuse", REWARD_FUNC="", EVAL_EVERY=1)
+    data = questions.read_data(SimpleNamespace(**vars(c), DATASET="one,two"))
+    (train, _), (validation, source) = data["train"], data["validation"]
     assert asks(validation) == [f"held {i}" for i in range(9)] and source == "one/validation.jsonl"
     held, left, words = questions.hold_out(train, validation, 8)
     # as many of each; the second has no such file, and gives a tenth at most
@@ -101,10 +103,10 @@ def test_held_out_questions_are_the_validation_file_or_drawn_from_the_training_q
     two, rest = ([a for a in asks(part) if "two" in a] for part in (train, left))
     assert rest == [a for a in two if a not in asks(held)]  # in the order of the data set
     assert len(left) == 67 and questions.hold_out(train, validation, 8) == (held, left, words)
-    alone, _ = read("two/train.jsonl", "train")
-    assert questions.read_validation(alone, read) == ([], "")
-    write("one/other.jsonl", rows)
-    assert questions.read_validation(read("one/other.jsonl", "train")[0], read) == ([], "")
+    for dataset in ("one/other.jsonl", "two/train.jsonl"):
+        data = questions.read_data(SimpleNamespace(**vars(c), DATASET=dataset))
+        assert data["validation"] == ([], "")
+    alone, _ = data["train"]
     assert asks(questions.hold_out(alone[:9], [], 8)[0]) == []  # too few to give any away
 
 

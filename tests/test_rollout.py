@@ -229,7 +229,7 @@ def test_every_end_of_sequence_token_of_generation_config_ends_an_answer(tmp_pat
     assert set(llama.load_tokenizer(folder).eos_ids) == ends > {tokenizer.eos_token_id}
     engine = make_rollout(folder=folder)
     output = engine.generate(prompts(16), settings(temperature=2.0))
-    ended = turns.ended(output, llama.eos_ids(engine.tokenizer))
+    ended = turns.ended(output, engine.tokenizer.eos_ids)
     for (*before, last), over in zip(output.tokens, ended, strict=True):
         assert ends.isdisjoint(before) and over == (last in ends)
     assert {tokens[-1] for tokens in output.tokens} > {number}

@@ -15,7 +15,7 @@ import grpo_llama3_1_8b_demo as demo
 import grpo_variants as variants
 import settings
 from model.llm import Answers
-from run.check_method import check_method
+from run.start import check_method
 from task.questions import mixed_batches
 from task.task import Samples, make_task
 

@@ -38,6 +38,7 @@ from model.rollout import MaxTextRollout, right_padded, sampling
 from run import checks
 from run.run_files import read_log
 from task import prompts, run_grader
+from task.questions import read_data
 
 SETTINGS = ["ROLLOUT_ENGINE=vllm", "SCAN_LAYERS=True", "BATCH_SIZE=4", "NUM_GENERATIONS=4", "NUM_BATCHES=2",
             "SAVE_INTERVAL_STEPS=1", "WARMUP_FRACTION=0.0", "LEARNING_RATE=3e-3"]  # fmt: skip
@@ -53,7 +54,7 @@ class Session:
         self.folder = folder
         model, self.hf = llama.load_hf_config(self.c.MODEL)
         self.tokenizer = llama.load_tokenizer(model)
-        questions, source = prompts.read_data(self.c, None)["test"]
+        questions, source = read_data(self.c)["test"]
         too_long = folder / "too_long.csv"
         self.rows = prompts.make_prompts(self.c, questions[:64], source, self.tokenizer, False, too_long)
         self.grader = run_grader.make_grader("", "", reward_func, self.rows)

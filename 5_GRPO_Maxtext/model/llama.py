@@ -165,11 +165,6 @@ def load_tokenizer(folder: Path):
     return tokenizer
 
 
-def eos_ids(tokenizer) -> tuple[int, ...]:
-    """The ids that end an answer: those of `load_tokenizer`, or else the one Tunix's adapter has."""
-    return getattr(tokenizer, "eos_ids", (tokenizer.eos_id(),))
-
-
 def check_teacher(c, tokenizer) -> None:
     """Refuses a TEACHER that can't be read, or whose tokens differ from MODEL's."""
     if not c.TEACHER:

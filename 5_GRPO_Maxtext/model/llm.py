@@ -113,7 +113,7 @@ class Llm:
         self.c, self.temperature, self.tokenizer = c, c.TEMPERATURE, rollout.tokenizer
         self.actor, self.reference, self.rollout, self._how = actor, reference, rollout, how
         self.mesh, self._axis_rules = mesh, tuple(map(tuple, axis_rules))
-        self.pad_id, self.eos_ids = rollout.pad_id(), llama.eos_ids(rollout.tokenizer)
+        self.pad_id, self.eos_ids = rollout.pad_id(), rollout.tokenizer.eos_ids
         self._last_step, self._calls = None, 0
         trained = nnx.LoRAParam if c.LORA_RANK else nnx.Param
         self._graphdef, self.params, self._frozen = split(self.actor, trained)
@@ -156,12 +156,13 @@ class Llm:
     def to_arrays(self, output: RolloutOutput) -> Answers:
         """Tunix's lists as arrays."""
         T = self.c.TOTAL_GENERATION_STEPS
+        turn = [getattr(text, "turn", [0] * len(ids)) for text, ids in zip(output.text, output.tokens)]
         return Answers(
             texts=np.array(output.text, object),
             prompt_ids=np.asarray(output.left_padded_prompt_tokens, np.int32),
             completion_ids=right_padded(output.tokens, T, self.pad_id, np.int32),
             sampler_log_prob=right_padded(output.logprobs, T, 0.0, np.float32),
-            turn=turns.turns_of(output, T),
+            turn=right_padded(turn, T, -1, np.int32),
             lengths=np.array([len(tokens) for tokens in output.tokens]),
             ended=turns.ended(output, self.eos_ids),
         )

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import qwix
 from flax import nnx
 
-from constants import lora_targets
+from settings import names_in
 
 TARGETS = {  # Hugging Face's (and PEFT's) name of a weight: MaxText's module
     "q_proj": "self_attention/query",
@@ -57,7 +57,7 @@ def add_lora(
         Another adapter, and `merge` for its parameters. Its `nnx.LoRAParam` are `kernel_lora_a` [in, r] and
         `kernel_lora_b` [r, out], for stacked layers [in, layer, r] and [r, layer, out].
     """
-    names = {TARGETS[name]: name for name in lora_targets(targets)}
+    names = {TARGETS[name]: name for name in names_in(targets)}
     provider = LoraProvider(module_path=rf"decoder/layers.*/({'|'.join(names)})", rank=rank, alpha=alpha)
     tokens = jnp.zeros((1, 1), jnp.int32)  # never used: no first run
     base = qwix.apply_lora_to_model(adapter.base, provider, tokens, rngs=nnx.Rngs(0), skip_nnx_init=True)
@@ -116,4 +116,4 @@ def count_parameters(hf, rank: int, targets: str) -> int:
     E, F = hf.hidden_size, hf.intermediate_size
     q, kv = (E + n * hf.head_dim for n in (hf.num_attention_heads, hf.num_key_value_heads))  # in + out
     sizes = dict(q_proj=q, k_proj=kv, v_proj=kv, o_proj=q, gate_proj=E + F, up_proj=E + F, down_proj=E + F)
-    return hf.num_hidden_layers * rank * sum(sizes[name] for name in lora_targets(targets))
+    return hf.num_hidden_layers * rank * sum(sizes[name] for name in names_in(targets))

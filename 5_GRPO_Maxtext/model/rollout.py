@@ -243,7 +243,7 @@ class MaxTextRollout(BaseRollout):
 
     def _ends(self, token):
         """Whether tokens, of any shape, end their answers."""
-        return sum(token == eos_id for eos_id in llama.eos_ids(self.tokenizer)) > 0
+        return sum(token == eos_id for eos_id in self.tokenizer.eos_ids) > 0
 
     def _how_to_sample(self, config: RolloutConfig) -> dict[str, Any]:
         """Temperature, method and methods of a `RolloutConfig`, as arguments for `_decode`."""

@@ -9,16 +9,21 @@ import importlib
 import importlib.metadata
 import sys
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import absl.logging
 
 from settings import UserError
 
 VERSIONS = {"google-tunix": "0.1.7", "maxtext": "0.2.5", "qwix": "0.1.8"}  # pinned in requirements*.txt, too
 
 
-def check_versions() -> None:
-    """Refuses other versions, because we rely on private names and layouts."""
+def prepare_libraries() -> None:
+    """Refuses other versions, because we rely on private names and layouts; silences developers' messages."""
+    absl.logging.set_verbosity(absl.logging.ERROR)
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
     for package, wanted in VERSIONS.items():
         found = importlib.metadata.version(package)
         if found != wanted:

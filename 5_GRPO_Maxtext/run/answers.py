@@ -21,10 +21,9 @@ import numpy as np
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from model import devices, llama
+from model import devices
 from run.run_files import read_lines
 from settings import write_whole
-from task.questions import GRADED
 
 DECIMALS = 5  # of log-probs and advantages; the ratio of two then has an error of 1e-5
 
@@ -55,7 +54,7 @@ def question_rows(
     grader,  # from `run_grader.make_grader`
     num_generations: int,  # G
     completions: np.ndarray,  # int32 [N, T], right-padded; the G answers to a question side by side
-    graded: Mapping[str, Any],  # question, GRADED, completions, rewards, points by function; arrays [N]
+    graded: Mapping[str, Any],  # questions' columns, completions, rewards, points by function; arrays [N]
     *,
     advantages: np.ndarray,  # float [N], or [N, T]
     counts: np.ndarray,  # bool [N], whether the answer is in the loss
@@ -77,7 +76,7 @@ def question_rows(
             "correct": bool(correct[i]),
             "correct_lenient": bool(lenient[i]),
             "format_ok": grader.format_right(text),
-            "cut_off": not getattr(text, "terminated", not set(llama.eos_ids(tokenizer)).isdisjoint(tokens)),
+            "cut_off": not getattr(text, "terminated", not set(tokenizer.eos_ids).isdisjoint(tokens)),
             "counts": bool(counts[i]),
         }
         for name in ("log_prob", "log_prob_after", "log_prob_reference"):
@@ -113,11 +112,9 @@ def append_step(
 
     before, after = log_prob
     mask, advantages, samples = flat(batch.mask), flat(batch.advantage), samples.flat()
-    graded = {name: samples.questions[name] for name in ("question", *GRADED)} | {
-        "completions": samples.answers.texts, "points": samples.reward_parts, "rewards": samples.rewards,
-    }  # fmt: skip
+    graded = dict(completions=samples.answers.texts, points=samples.reward_parts, rewards=samples.rewards)
     rows = question_rows(
-        tokenizer, grader, c.NUM_GENERATIONS, samples.answers.completion_ids, graded,
+        tokenizer, grader, c.NUM_GENERATIONS, samples.answers.completion_ids, samples.questions | graded,
         advantages=advantages[:, 0] if advantages.shape[1] == 1 else advantages, counts=mask.any(axis=1),
         log_prob=devices.whole(before).reshape(mask.shape), log_prob_after=flat(after),
         log_prob_reference=flat(batch.ref_log_prob),

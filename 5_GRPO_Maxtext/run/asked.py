@@ -36,10 +36,11 @@ def judged(grader, completion: str, row: dict[str, Any]) -> str:
 
 
 def vote(grader, completions: list[str], data_source: str | None = None) -> tuple[str, str]:
-    """The completion with the most frequent answer, and that answer in words with its count."""
-    winner, votes = grader.majority(completions, data_source), grader.votes(completions, data_source)
-    count = f"{votes[winner]} ({votes.count(votes[winner])} of {len(completions)})"
-    return completions[winner], "no answer" if votes[winner] is None else count
+    """The first completion with the most frequent answer, and that answer in words with its count."""
+    votes = grader.votes(completions, data_source)
+    most = max(filter(None, votes), key=votes.count, default=None)
+    count = f"{most} ({votes.count(most)} of {len(completions)})"
+    return completions[votes.index(most)], "no answer" if most is None else count
 
 
 def show(rows: list[dict[str, Any]], grader) -> None:

@@ -7,9 +7,9 @@ a wrong setting before the slow imports. Checks that need the model or the devic
 import importlib.util
 import itertools
 
-from constants import Machine, lora_targets
+from constants import Machine
 from run.machine import CARDS, named
-from settings import UserError
+from settings import UserError, names_in
 from task import questions, run_grader
 
 VLLM_TEMPERATURE = 2  # vLLM 0.32 refuses a request above it
@@ -26,10 +26,10 @@ def combinations(c) -> None:
     """Constants that contradict each other."""
     vllm, ahead, world = c.ROLLOUT_ENGINE == "vllm", c.ROLLOUTS == "one-step-ahead", c.ENVIRONMENT
     micro, kept, alone = c.TRAIN_MICRO_BATCH_SIZE, c.ZERO_VARIANCE_GROUPS == "keep", c.ADVANTAGE == "none"
-    listed = run_grader.reward_names(c.REWARDS)
+    listed = names_in(c.REWARDS)
     think, reasoning = ([name for name in sorted(form) if name in listed] for form in
                         (run_grader.WANT_THINK_TAGS, run_grader.WANT_REASONING_TAGS))  # fmt: skip
-    targets, known = lora_targets(c.LORA_TARGETS), lora_targets(Machine.LORA_TARGETS)
+    targets, known = names_in(c.LORA_TARGETS), names_in(Machine.LORA_TARGETS)
     rules = [  # constant, whether it's refused, why and what to do
         ("LORA_TARGETS", not set(targets) <= set(known) or len(set(targets)) < len(targets),
          f"name each weight once, of {','.join(known)}"),
@@ -88,11 +88,6 @@ def combinations(c) -> None:
             raise UserError(f"{name}={getattr(c, name)}: {said}")
 
 
-def rewards_of(c) -> str:
-    """REWARDS, or the environment's rewards if it's empty and there's an ENVIRONMENT."""
-    return c.REWARDS or ("episode_return" if c.ENVIRONMENT else "")
-
-
 def paths(c) -> None:
     """Checks the names of files and folders."""
     for name in ("MODEL", "DATASET", "TEST_DATASET", "REWARD_FUNC", "ENVIRONMENT", "RUN_DIR"):
@@ -122,13 +117,6 @@ def template(c) -> None:
             f"TEMPLATE={c.TEMPLATE!r:.80}: {fault}; write {{question}} where the question belongs and "
             "{system_prompt} for SYSTEM_PROMPT; other braces are written twice"
         )
-
-
-def model(c, hf) -> None:
-    """Checks constants against MODEL's config `hf`: a TOP_K larger than the vocabulary."""
-    if hf.vocab_size < c.TOP_K:
-        said = f"MODEL={c.MODEL} has {hf.vocab_size:,} tokens; use fewer, or -1 (off)"
-        raise UserError(f"TOP_K={c.TOP_K}: {said}")
 
 
 def rollout_engine(c) -> None:

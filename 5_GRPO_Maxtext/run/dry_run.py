@@ -110,7 +110,7 @@ def check_data(c, hf, tokenizer, course: ModuleType) -> None:
     """Checks questions and rewards, and prints how many there are; `tokenizer` None is out of reach."""
     data = {}
     try:
-        data = start.read_questions(c)
+        data = questions.read_data(c)
     except questions.OutOfReach as error:
         if on_target(c):
             raise

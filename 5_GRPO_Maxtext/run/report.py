@@ -14,7 +14,6 @@ import psutil
 from etils import epath
 
 import settings
-from model import lora
 from run import checkpoints, evaluation, page
 from run.evaluation import Result
 from run.plain_text import fenced, table_cell
@@ -27,15 +26,13 @@ KEPT = (  # in result.json
 )  # fmt: skip
 
 
-def introduce(c, run: Run, parameters: int, folder: Path, hf, task, rows: dict[str, list]) -> None:
+def introduce(c, run: Run, parameters: int, trained: int, folder: Path, hf, task, rows) -> None:
     """Prints what is about to run: model, data, rewards, step, run.
 
-    `hf` is the config of the checkpoint in `folder`; `rows` are the questions by split; some are empty.
+    `trained` of its `parameters` are trained; `hf` is the config of the checkpoint in `folder`; `rows` are
+    the questions by split; some are empty.
     """
-    trained = ""
-    if c.LORA_RANK:
-        count = lora.count_parameters(hf, c.LORA_RANK, c.LORA_TARGETS)
-        trained = f", LoRA of rank {c.LORA_RANK} trains {count:,}"
+    trained = f", LoRA of rank {c.LORA_RANK} trains {trained:,}" if c.LORA_RANK else ""
     column = "laptop" if settings.is_small(c.MODEL) else "tpu"
     data = [f"{split}: {task.sources[split]} ({len(rows[split]):,})"
             for split in ("train", "validation", "test") if rows[split]]  # fmt: skip

@@ -104,8 +104,9 @@ def open_run(c, arguments: Sequence[str] = ()) -> Iterator[Run]:
             logs.mkdir(parents=True, exist_ok=True)
             stack.callback(os.close, lock(logs, folder))
             named = f"CHECKPOINT_DIR={c.CHECKPOINT_DIR}" if c.CHECKPOINT_DIR else named
-            run = Run(folder, logs, checkpoints.root_of_run(c.CHECKPOINT_DIR, folder))
-            steps = checkpoints.saved(run.checkpoints)
+            root = checkpoints.root_of_run(c.CHECKPOINT_DIR, folder)
+            steps = checkpoints.saved(root)
+            run = Run(folder, logs, root, done=max(steps, default=0))
             epath.Path(run.checkpoints).mkdir(parents=True, exist_ok=True)
             if c.CHECKPOINT_DIR:
                 if devices.is_first() and not run.checkpoints.startswith("gs://"):

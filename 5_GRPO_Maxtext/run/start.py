@@ -3,41 +3,77 @@
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import jax
+import numpy as np
 
 import settings
-from model import devices, llama
+from grpo_variants import Method, own_functions
+from model import devices, llama, versions
 from model.llm import Llm
 from model.load import load_llm
-from model.versions import check_versions
-from run import checkpoints, checks, memory, process, report, run_folder
-from run.check_method import check_method
+from run import checks, memory, process, report, run_folder
 from run.machine import changes
-from task import questions, run_grader, task_rewards, turns
-from task.prompts import check_form, make_prompts, read_data
+from settings import UserError
+from task import questions, run_grader, turns
+from task.prompts import check_form, make_prompts
 from task.task import Task, make_task
 
 
 def prepare(c, tables) -> None:
     """The first steps of a run and of a dry run."""
     checks.refuse(c)
-    settings.quiet()
-    check_versions()
+    versions.prepare_libraries()
     process.keep_compiled()
     check_method(c, tables)
     devices.check_machine(c)
 
 
+def check_method(c, tables) -> None:
+    """Tries METHOD's functions on two small groups, one with equal rewards. Refuses a function that raises,
+    returns a NaN, or a shape other than the page's own. `rollouts` is first tried in the first step.
+    """
+    mask = np.arange(3) < np.array([[[3], [2], [1], [3]]] * 2)  # [B, G, T]: answers of 3, 2, 1 and 3 tokens
+    log_prob = np.linspace(-2.0, -0.1, mask.size, dtype=np.float32).reshape(8, 3)  # [N, T]
+    rewards = np.array([[0.0, 1, 1, 3], [0, 0, 0, 0]])
+    samples = SimpleNamespace(rewards=rewards, reward_parts={"reward": rewards}, mask=mask)
+    batch = SimpleNamespace(
+        completion_ids=np.ones((8, 3), np.int32), mask=mask.reshape(8, 3), weight=mask.reshape(8, 3) / 18,
+        advantage=np.linspace(-1, 1, 8)[:, None], beta=np.full((8, 1), c.BETA),
+        sampler_log_prob=log_prob, ref_log_prob=log_prob[::-1], old_log_prob=log_prob[::-1],
+    )  # fmt: skip
+    calls = {  # traced as in the loss, where NumPy can't be used
+        "advantage": lambda use: use.advantage(samples),
+        "weights": lambda use: use.weights(mask),
+        "objective": lambda use: jax.jit(
+            lambda x: use.objective(SimpleNamespace(log_prob=x, entropy=-x), batch, c)
+        )(log_prob),
+        "kl": lambda use: jax.jit(use.kl)(log_prob[::-1] - log_prob),
+    }
+    plain, own = Method(*(next(iter(table.values())) for table in tables.values())), own_functions(c.METHOD)
+    for name in own.keys() & calls.keys():
+        given = run_grader.called(f"METHOD={c.METHOD}: {name} raised", calls[name], plain._replace(**own))
+        shapes, wanted = (jax.tree.map(np.shape, x) for x in (given, calls[name](plain)))
+        if shapes != wanted:
+            raise UserError(f"METHOD={c.METHOD}: {name} returned the shape {shapes}, not {wanted}; fix it")
+        if not all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(given)):
+            nan = "NaN or infinity (a group of equal rewards? a 0 / 0?)"
+            raise UserError(f"METHOD={c.METHOD}: {name} returned {nan}; fix it")
+
+
 def checked_grader(c, hf, tokenizer, course, data) -> run_grader.Grader:
     """The grader of a run, once constants, model, questions and rewards suit each other.
 
-    `data` is from `read_questions`, `course` reward_func.py; `tokenizer` None is out of reach.
+    `data` is from `questions.read_data`, `course` reward_func.py; `tokenizer` None is out of reach.
     """
     everything = [row for rows, _ in data.values() for row in rows]
-    grader = run_grader.make_grader(checks.rewards_of(c), c.REWARD_FUNC, course, everything)
-    checks.model(c, hf)
+    rewards = c.REWARDS or "episode_return" * bool(c.ENVIRONMENT)
+    grader = run_grader.make_grader(rewards, c.REWARD_FUNC, course, everything)
+    if hf.vocab_size < c.TOP_K:
+        said = f"MODEL={c.MODEL} has {hf.vocab_size:,} tokens; use fewer, or -1 (off)"
+        raise UserError(f"TOP_K={c.TOP_K}: {said}")
     if tokenizer:
         llama.check_teacher(c, tokenizer)
         check_form(c, tokenizer, grader)
@@ -46,15 +82,10 @@ def checked_grader(c, hf, tokenizer, course, data) -> run_grader.Grader:
     return grader
 
 
-def read_questions(c):
-    """The questions of a run with the constants `c`, by split; as from `read_data`."""
-    return read_data(c, None if c.REWARD_FUNC else task_rewards.ground_truth_fault)
-
-
 def as_asked(c, data, grader: run_grader.Grader, tokenizer, too_long=None):
     """Adds prompts to the questions and holds some out, as a run does; also each split's source in words.
 
-    `data` is from `read_questions`, or a part of it; without a `tokenizer` the prompts are left out.
+    `data` is from `questions.read_data`, or a part of it; without a `tokenizer` the prompts are left out.
     `too_long` is a CSV file, as for `make_prompts`.
     """
     rows, sources = {}, {split: source for split, (_, source) in data.items()}
@@ -93,7 +124,7 @@ def open_run(c, arguments: Sequence[str], course, tables) -> Iterator[tuple[Any,
     folder, hf = llama.load_hf_config(c.MODEL)
     c = replace(c, MODEL=llama.pinned(c.MODEL, folder))
     tokenizer = llama.load_tokenizer(folder)
-    data = read_questions(c)
+    data = questions.read_data(c)
     grader = checked_grader(c, hf, tokenizer, course, data)
     if c.TEACHER:
         c = replace(c, TEACHER=llama.pinned(c.TEACHER, llama.load_hf_config(c.TEACHER)[0]))
@@ -104,8 +135,8 @@ def open_run(c, arguments: Sequence[str], course, tables) -> Iterator[tuple[Any,
             run.same(run_folder.identity(c, rows, grader.names, course.__file__), c)
             llm = load_llm(c, folder, hf, tokenizer)
             parameters = llama.count_parameters(llm.actor)
-            memory.check_disk(c, memory.trained_parameters(c, hf, parameters), run.checkpoints)
-            run = replace(run, done=max(checkpoints.saved(run.checkpoints), default=0))
+            trained = memory.trained_parameters(c, hf, parameters)
+            memory.check_disk(c, trained, run.checkpoints)
             task = make_task(c, rows, grader, sources)
-            report.introduce(c, run, parameters, folder, hf, task, rows)
+            report.introduce(c, run, parameters, trained, folder, hf, task, rows)
             yield c, llm, task, run

@@ -9,6 +9,7 @@ from tunix.generate.tokenizer_adapter import TokenizerAdapter
 from model import llama, lora
 from model.rollout import MaxTextRollout, sampling
 from run import checkpoints, run_folder
+from run.plain_text import shown
 from run.run_files import Checkpoint
 from settings import UserError
 
@@ -27,13 +28,14 @@ def place_of(checkpoint: Checkpoint, constant: str = "CHECKPOINT") -> tuple[str,
     return root, steps[-1] if checkpoint.step is None else checkpoint.step
 
 
-def changed_model(model: str, checkpoint: Checkpoint) -> str:
-    """How MODEL has changed since the run, in a sentence, or ""; UserError with LoRA."""
+def say_changes(model: str, checkpoint: Checkpoint, then: str = "") -> None:
+    """Prints how MODEL has changed since the run, if it has, and `then`; UserError with LoRA."""
     kept, now = checkpoint.note.get("identity", {}), {"MODEL": run_folder.model_digest(model)}
     said = run_folder.changed(kept, now, SimpleNamespace(MODEL=model), str(checkpoint.run))
     if said and checkpoint.constants.get("LORA_RANK"):
         raise UserError(f"{said}, and its A and B fit no other weights; put it back, or name it in MODEL")
-    return said
+    if said:
+        print(shown(f"note: {said}{then}"))
 
 
 def make_rollout(c, tokenizer, answers: int, checkpoint: Checkpoint | None = None) -> MaxTextRollout:

@@ -24,7 +24,6 @@ from run import answers, checkpoints, health, process
 from run.evaluation import HELD_OUT, in_words
 from run.run_files import read_log
 from settings import UserError, write_whole
-from task.questions import GRADED
 
 COLUMNS = (  # then, in order of appearance: `sync_gain`, `reward_<function>`, `memory_...`
     "step", "reward", "reward_std", "correct", "format_ok", "zero_variance", "length", "kl", "entropy",
@@ -41,17 +40,16 @@ def answer_metrics(grader, samples, seconds: float) -> dict[str, float]:
     """
     rewards, flat = samples.rewards, samples.flat()  # [B, G], and arrays [N, ...]
     written = flat.answers
-    columns = {name: flat.questions[name] for name in GRADED}
     return {
         "reward": rewards.mean(),
         "reward_std": rewards.std(axis=1, ddof=1).mean(),  # G - 1, as in the advantage
-        "correct": np.mean(grader.score(written.texts, **columns) >= 1),
+        "correct": np.mean(grader.score(written.texts, **flat.questions) >= 1),
         "format_ok": np.mean([grader.format_right(text) for text in written.texts]),
         "zero_variance": np.mean(np.ptp(rewards, axis=1) == 0),
         "length": written.lengths.mean(),
         "distinct": np.mean([len(set(texts)) for texts in samples.answers.texts]),
         "cut_off": np.mean(~written.ended),
-        "correct_lenient": np.mean(grader.right_lenient(written.texts, **columns)),
+        "correct_lenient": np.mean(grader.right_lenient(written.texts, **flat.questions)),
         "answers": rewards.size,
         "seconds": seconds,
         "tokens_per_second": written.lengths.sum() / seconds,

@@ -1,36 +1,25 @@
-"""Turns questions into prompts: reads them, applies the templates, and drops those over the limit."""
+"""Turns questions into prompts: applies the templates, and drops those over the limit."""
 
 import csv
 import datetime
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from settings import UserError
 from task.grading import TAGS
-from task.questions import read_questions, read_validation
 from task.run_grader import THINK_TAGS, WANT_REASONING_TAGS, WANT_THINK_TAGS
 
 DAY = datetime.date(2024, 7, 26)  # for chat templates that print today's; Llama 3.1's own default
 WORD_JOINER = "\u2060"  # has no width
 
 
-def read_data(c, fault: Callable | None) -> dict[str, tuple[list[dict[str, str]], str]]:
-    """What `read_questions` gives for `train`, for `test`, and for `validation`, asked during training."""
-    read = functools.partial(read_questions, bad_rows=c.BAD_ROWS, fault=fault)
-    test_constant = "TEST_DATASET" if c.TEST_DATASET else "DATASET"
-    train = read(c.DATASET, "train", constant="DATASET")
-    test = read(c.TEST_DATASET or c.DATASET, "test", constant=test_constant)
-    validation = read_validation(train[0], read) if c.EVAL_EVERY else ([], "")
-    return {"train": train, "test": test, "validation": validation}
-
-
 def make_prompts(c, rows, source: str, tokenizer, think_tags: bool, too_long: Path | None):
     """The rows that are short enough, with `prompts`: TEMPLATE inside the tokenizer's own chat template.
 
     Args:
-        rows: from `read_data`; they come from `source`.
+        rows: from `questions.read_data`; they come from `source`.
         think_tags: whether the rewards want <think> where SYSTEM_PROMPT has <reasoning>.
         too_long: CSV file for the questions of more than MAX_PROMPT_LENGTH tokens, which are left out; None
             in a dry run, which writes nothing.

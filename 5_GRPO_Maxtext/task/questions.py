@@ -17,17 +17,19 @@ A DATASET is one source, or several with their shares of the training questions:
 """
 
 import decimal
+import functools
 import itertools
 import json
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from run.plain_text import shown
 from settings import UserError, find_path, reachable
 from task.grading import extract_hash_answer
+from task.task_rewards import ground_truth_fault
 
 EPOCHS = 10**6  # of each source; an infinite one would have a length that len() can't return
 NAMES = {"train": "training questions", "validation": "held-out questions", "test": "test questions"}
@@ -232,10 +234,19 @@ def validation_file(source: str) -> Path | None:
     return file if Path(source).stem == "train" and file.exists() else None
 
 
-def read_validation(rows: list[dict[str, str]], read: Callable) -> tuple[list[dict[str, str]], str]:
-    """`read` of each `validation_file` beside the training questions `rows`; [] and "" without one."""
-    names = ",".join(str(file) for file in map(validation_file, by_file(rows)) if file)
-    return read(names, "validation") if names else ([], "")
+def read_data(c) -> dict[str, tuple[list[dict[str, str]], str]]:
+    """What `read_questions` gives for `train`, for `test`, and for `validation`, asked during training.
+
+    The last are those of each `validation_file` beside the training questions; [] and "" without one.
+    """
+    fault = None if c.REWARD_FUNC else ground_truth_fault
+    read = functools.partial(read_questions, bad_rows=c.BAD_ROWS, fault=fault)
+    train = read(c.DATASET, "train")
+    test_constant = "TEST_DATASET" if c.TEST_DATASET else "DATASET"
+    test = read(c.TEST_DATASET or c.DATASET, "test", constant=test_constant)
+    files = [str(file) for file in map(validation_file, by_file(train[0])) if file and c.EVAL_EVERY]
+    validation = read(",".join(files), "validation") if files else ([], "")
+    return {"train": train, "test": test, "validation": validation}
 
 
 def by_file(rows: list[dict[str, str]]) -> dict[str, list[dict[str, str]]]:
@@ -247,7 +258,7 @@ def by_file(rows: list[dict[str, str]]) -> dict[str, list[dict[str, str]]]:
 def hold_out(rows: list[dict[str, str]], validation: list[dict[str, str]], count: int):
     """Holds out `count` questions to ask during training, equally many from each source.
 
-    A source without any in `validation`, from `read_validation`, holds out some of its training questions
+    A source without any in `validation`, from `read_data`, holds out some of its training questions
     `rows`, at most a tenth, sampled with a fixed seed. Questions with the same words stay together.
 
     Returns:

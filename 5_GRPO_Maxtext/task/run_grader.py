@@ -19,7 +19,7 @@ from types import ModuleType
 
 import numpy as np
 
-from settings import UserError, find_path
+from settings import UserError, find_path, names_in
 from task import code_grading, task_rewards
 from task.grading import TAGS, extract_answer, format_ok, grade, grade_lenient, parse_number
 
@@ -42,16 +42,6 @@ IN_TIME = (  # graders that may take long; how many answers at once, and seconds
     (code_grading.compute_score, code_grading.AT_ONCE, code_grading.BATCH_SECONDS),
     (task_rewards.math_score, 1, 60.0),  # one: its limit is a signal; most answers take a few hundredths
 )
-
-
-def reward_names(rewards: str) -> list[str]:
-    """The names in REWARDS, which are divided by commas; none if it is empty."""
-    return [name.strip() for name in rewards.split(",")] if rewards else []
-
-
-def built_in_rewards(rewards: str) -> str:
-    """The REWARDS that don't come from REWARD_FUNC; with a REWARD_FUNC, `compute_score` is that file's."""
-    return ",".join(name for name in reward_names(rewards) if name in (*COURSE_REWARDS, *THINK_REWARDS))
 
 
 # %% The four rewards for <think> answers ----------------------------------------------------------------
@@ -160,12 +150,6 @@ class Grader:
             votes.append(next(same, None))
         return votes
 
-    def majority(self, completions: Sequence[str], data_source: str | None = None) -> int:
-        """Index of the first completion with the most frequent answer; 0 if there are no answers."""
-        cast = self.votes(completions, data_source)
-        given = [vote for vote in cast if vote is not None]
-        return cast.index(max(given, key=given.count)) if given else 0
-
 
 def make_grader(rewards: str, reward_file: str, course: ModuleType, rows: Sequence[Mapping]) -> Grader:
     """Finds the rewards of REWARDS and REWARD_FUNC, and checks that they can grade all questions of the run.
@@ -178,7 +162,8 @@ def make_grader(rewards: str, reward_file: str, course: ModuleType, rows: Sequen
     known = {name: getattr(course, name) for name in COURSE_REWARDS} | THINK_REWARDS
     known |= {"compute_score": task_rewards.compute_score, "episode_return": episode_return} | own
     by_task = reward_file or any(row["data_source"] != "gsm8k" for row in rows)
-    names = reward_names(rewards) or (["compute_score"] if by_task else list(COURSE_REWARDS))
+    names = ["compute_score"] if by_task else list(COURSE_REWARDS)
+    names = names_in(rewards) if rewards else names
     if missing := [name for name in names if name not in known]:
         place = f"REWARDS={rewards} REWARD_FUNC={reward_file}"
         raise UserError(f"{place}: no reward function {missing[0]!r}; there are {', '.join(known)}")

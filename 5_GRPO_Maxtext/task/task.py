@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from grpo_variants import overlong_penalty
-from task.questions import GRADED, mixed_batches
+from task.questions import mixed_batches
 
 
 class Samples(NamedTuple):
@@ -68,8 +68,8 @@ class Task(NamedTuple):
     def right(self, samples: Samples) -> np.ndarray:
         """Whether an answer is right: bool [B, G]."""
         flat = samples.flat()
-        columns = {name: flat.questions[name].tolist() for name in GRADED}
-        return (self.grader.score(flat.answers.texts.tolist(), **columns) >= 1).reshape(samples.rewards.shape)
+        right = self.grader.score(flat.answers.texts, **flat.questions) >= 1  # [B * G]
+        return right.reshape(samples.rewards.shape)
 
 
 def make_task(c, rows: dict[str, list[dict[str, str]]], grader, sources: dict[str, str]) -> Task:

@@ -30,7 +30,6 @@ import jax
 import numpy as np
 from tunix.rl.rollout.base_rollout import RolloutConfig, RolloutOutput
 
-from model import llama
 from settings import UserError, find_path
 from task.prompts import as_letters, chat
 from task.run_grader import MAX_REWARD, called, load_file
@@ -130,7 +129,7 @@ class Walker:
         self.turn.append(len(self.rewards) if mine else -1)
         if mine:
             self.action.append(token)
-            ends = token in llama.eos_ids(self.tokenizer)
+            ends = token in self.tokenizer.eos_ids
             if ends or (self.stop and self.stop in self.tokenizer.decode(self.action)):
                 self.act(ends)
         self.over |= len(self.tokens) == self.limit
@@ -205,15 +204,6 @@ def walk(c, rollout, prompts: list[str], questions: Sequence[str], config: Rollo
         left_padded_prompt_tokens=rollout.encode(prompts, config.max_prompt_length),
         logprobs=[np.array(row.log_probs, np.float32) for row in walkers],
     )
-
-
-# %% Turns and ends -----------------------------------------------------------------------------------------
-def turns_of(output: RolloutOutput, width: int) -> np.ndarray:
-    """The turn of each token, int32 [N, width]; -1: environment or padding. All 0 without ENVIRONMENT."""
-    turns = np.full((len(output.text), width), -1, np.int32)
-    for row, text, tokens in zip(turns, output.text, output.tokens, strict=True):
-        row[: len(tokens)] = getattr(text, "turn", 0)
-    return turns
 
 
 def ended(output: RolloutOutput, eos_ids: Sequence[int]) -> np.ndarray:

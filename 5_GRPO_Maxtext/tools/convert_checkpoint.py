@@ -71,11 +71,9 @@ from etils import epath
 from maxtext.checkpoint_conversion.to_maxtext import get_maxtext_model_info
 from maxtext.checkpoint_conversion.utils.utils import detect_and_extract_checkpoint
 
-from model import llama, lora
-from model.versions import check_versions
+from model import llama, lora, versions
 from run import checkpoints, run_files, trained
 from run.memory import refuse_full_disk
-from run.plain_text import shown
 from tools import model_card
 
 SHARD = "2GB"  # of one *.safetensors file
@@ -170,8 +168,8 @@ def gguf_to_huggingface(c: Constants, source: Path, target: Path) -> str:
 
 def to_huggingface(c: Constants, checkpoint: Path, run: run_files.Checkpoint | None, target: Path) -> str:
     """Orbax -> a Hugging Face folder: weights, config, tokenizer; with a model card if it's a run's."""
-    if run and (said := trained.changed_model(c.MODEL or run.constants["MODEL"], run)):
-        print(shown(f"note: {said}"))
+    if run:
+        trained.say_changes(c.MODEL or run.constants["MODEL"], run)
     stored = from_orbax(checkpoint)
     scanned = any(name.startswith("params-decoder-layers-") for name in stored)
     adapted = [name.removesuffix("_lora_a") for name in stored if name.endswith("_lora_a")]
@@ -232,8 +230,7 @@ def main(arguments: Sequence[str]) -> None:
     """Converts; see the module's docstring. TARGET is written under another name, and whole or not at all."""
     c = settings.read(Constants, arguments)
     refuse(c)
-    settings.quiet()
-    check_versions()
+    versions.prepare_libraries()
     source = settings.find_path(c.SOURCE)
     checkpoint, run = find_weights(source)
     gguf = source.suffix == ".gguf"

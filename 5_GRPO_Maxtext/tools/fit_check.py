@@ -87,7 +87,7 @@ class Constants(demo.Constants):
 
 OWN = ("TOPOLOGIES=", "CARDS=", "ALGORITHM=", "LARGEST=", "WRITE=", "SINCE=")
 SEARCHED = ("BATCH_SIZE=", "NUM_GENERATIONS=")  # by `largest`
-IDS = types.SimpleNamespace(pad_id=lambda: 128_004, eos_id=lambda: 128_009)  # Llama 3.1's; any take as much
+IDS = types.SimpleNamespace(pad_id=lambda: 128_004, eos_ids=(128_009,))  # Llama 3.1's; any take as much
 COLUMNS = ("machine", "algorithm", "constants", "program", "chips", "arguments", "temporaries", "peak",
            "limit", "left", "vllm_least", "vllm_most", "seconds", "compiled")  # fmt: skip
 
@@ -395,8 +395,7 @@ def main(arguments: list[str]) -> None:
     given = tuple(text for text in arguments if not text.startswith(OWN))
     if c.WRITE and (given or c.LARGEST):
         raise UserError(f"WRITE={c.WRITE}: compiles what's in it; leave out all else but SINCE, or WRITE")
-    settings.quiet()
-    versions.check_versions()
+    versions.prepare_libraries()
     search = memory.FIT_FILES.get(c.WRITE, c.LARGEST)
     names = (c.CARDS or c.TOPOLOGIES).split(",")
     if odd := [name for name in names if not named(name)]:

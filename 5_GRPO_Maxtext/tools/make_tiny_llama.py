@@ -81,8 +81,7 @@ from maxtext.utils import model_creation_utils
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from tqdm import trange
 
-from model import llama
-from model.versions import check_versions
+from model import llama, versions
 from run import memory
 from task.run_grader import load_file
 
@@ -250,8 +249,7 @@ def train(c: Constants, adapter, mesh, tokenizer, test: set[str], rng: random.Ra
 def main(arguments: Sequence[str]) -> None:
     """Writes tiny_gsm8k/, tiny_llama/ and tiny.sha256; with TASK=grid tiny_grid/ and tiny_grid.sha256."""
     c = settings.read(Constants, arguments)
-    settings.quiet()
-    check_versions()
+    versions.prepare_libraries()
     folder, recipe = Path(c.FOLDER) if c.FOLDER else HERE, RECIPES[c.TASK]
     grid = c.TASK == "grid"
     folders, checksums = (("tiny_grid",), "tiny_grid.sha256") if grid else (

@@ -11,7 +11,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from run.plain_text import shown
 from run.report import comparison_table
 from run.run_files import Checkpoint, read_object
-from settings import find_path
+from settings import find_path, names_in
 from task import prompts, questions, run_grader
 
 HUB_NAMES = {"gsm8k": "openai/gsm8k"}  # what DATASET and the hub call it
@@ -76,7 +76,7 @@ def model_card(checkpoint: Checkpoint, model: str, folder: Path) -> ModelCard:
         eval_results=results or None,
         **licence_of(folder),
     )
-    think = not run_grader.WANT_THINK_TAGS.isdisjoint(run_grader.reward_names(c["REWARDS"]))
+    think = not run_grader.WANT_THINK_TAGS.isdisjoint(names_in(c["REWARDS"]))
     system_prompt = prompts.think_prompt(c["SYSTEM_PROMPT"]) if think else c["SYSTEM_PROMPT"]
     return ModelCard.from_template(
         data,

@@ -52,13 +52,11 @@ from tqdm import tqdm
 
 import inference
 import reward_func
-from model import devices, llama
+from model import devices, llama, versions
 from model.rollout import sampling
-from model.versions import check_versions
 from run import process, start
 from run import trained as runs
-from run.plain_text import shown
-from task import run_grader
+from task import questions, run_grader
 from task.questions import GRADED
 
 
@@ -87,7 +85,7 @@ def count_right(c: Constants, run: str, trained: bool) -> dict[str, np.ndarray]:
     if checkpoint is None:
         raise UserError(f"CHECKPOINT={run}: there is no run yet; train one, then give its folder")
     made = SimpleNamespace(**checkpoint.constants)  # questions are read and asked as the run did
-    data = start.read_questions(made)
+    data = questions.read_data(made)
     everything = [row for rows, _ in data.values() for row in rows]
     grader = run_grader.make_grader(ask.REWARDS, ask.REWARD_FUNC, reward_func, everything)
     tokenizer = llama.load_tokenizer(llama.load_hf_config(ask.MODEL)[0])
@@ -95,8 +93,7 @@ def count_right(c: Constants, run: str, trained: bool) -> dict[str, np.ndarray]:
     rows = start.as_asked(made, {"test": data["test"]}, grader, tokenizer)[0]["test"]
     rollout = runs.make_rollout(ask, tokenizer, c.SAMPLES * len(rows), checkpoint)
     if trained:
-        if said := runs.changed_model(ask.MODEL, checkpoint):
-            print(shown(f"note: {said}; counted as it is now"))
+        runs.say_changes(ask.MODEL, checkpoint, "; counted as it is now")
         runs.restore(rollout, *runs.place_of(checkpoint))
 
     counts = {reading: np.zeros(len(rows), int) for reading in READINGS}
@@ -126,8 +123,7 @@ def table(c: Constants, counts: dict[str, dict[str, np.ndarray]]) -> pd.DataFram
 def main(arguments: Sequence[str]) -> None:
     """Counts, estimates, writes; see the module's docstring."""
     c = settings.read(Constants, arguments)
-    settings.quiet()
-    check_versions()
+    versions.prepare_libraries()
     process.keep_compiled()
     devices.check_gpu()
     folder = Path(c.RUN_DIR)
