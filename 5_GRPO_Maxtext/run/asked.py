@@ -38,7 +38,7 @@ def judged(grader, completion: str, row: dict[str, Any]) -> str:
 def vote(grader, completions: list[str], data_source: str | None = None) -> tuple[str, str]:
     """The first completion with the most frequent answer, and that answer in words with its count."""
     votes = grader.votes(completions, data_source)
-    most = max(filter(None, votes), key=votes.count, default=None)
+    most = max((vote for vote in votes if vote is not None), key=votes.count, default=None)
     count = f"{most} ({votes.count(most)} of {len(completions)})"
     return completions[votes.index(most)], "no answer" if most is None else count
 
