@@ -118,8 +118,8 @@ def rows_of(entry: Entry, seeds: list[int], result: dict[str, Any], threshold: f
     """The rows of the CSV file for what one command trained."""
     rows = []
     for seed, eval_return, curve in zip(seeds, result["eval_return"], result["curves"], strict=True):
-        reached = (row for row in curve if row[2] >= threshold)
-        steps, seconds, _ = next(reached, ("", "", ""))
+        reached = [(steps, seconds) for steps, seconds, value in curve if value >= threshold]
+        steps, seconds = reached[0] if reached else ("", "")
         compiling = result["compile_seconds"]
         rows.append({
             "who": entry.who, "version": result["version"], "seed": seed, "seeds": entry.seeds,
