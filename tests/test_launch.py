@@ -66,7 +66,7 @@ class Desk:
         self.variables = os.environ | {
             "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "HERE": str(folder), "PROJECT": "p",
             "ZONE": "z", "TPU": "v6e-8", "HF_TOKEN": "secret", "HF_TOKEN_FILE": str(folder / "token"),
-            "SLURM_JOB_ID": "7",
+            "SLURM_JOB_ID": "7", "PYTHON": "",  # `make test PYTHON=...` sets it
         }  # fmt: skip
 
     def run(self, script, *arguments, **environment):
