@@ -51,10 +51,10 @@ def run_and_compare(trained: str) -> None:
     folder, hf = llama.load_hf_config(c.MODEL)
     tokenizer = llama.load_tokenizer(folder)
     assert jax.device_count() == 8
-    engines = c, dataclasses.replace(c, ROLLOUT_ENGINE="vllm")
+    model = llama.abstract_model(hf, llama.to_run_config(c, hf), jax.devices())
     programs, given, done = {}, {}, {}
-    for e in engines:
-        for name, jitted, arguments in fit.make_programs(e, hf, jax.devices(), tokenizer.pad_token_id, done):
+    for e in (c, dataclasses.replace(c, ROLLOUT_ENGINE="vllm")):
+        for name, jitted, arguments in fit.make_programs(e, hf, *model, tokenizer.pad_token_id, done):
             programs[name], given[name] = jitted, arguments
             if name in ("prefill", "decode"):  # decode takes what prefill returns
                 done[name] = jitted.lower(*arguments).compile()

@@ -93,15 +93,14 @@ COLUMNS = ("machine", "algorithm", "constants", "program", "chips", "arguments",
 
 
 # %% The programs: shapes, dtypes and shardings, without an array -------------------------------------------
-def make_programs(c, hf, trainer: Sequence, pad_id: int, done, critic=False, update_alone=False, **machine):
-    """The programs a run executes on the training chips, of a topology or real ones.
+def make_programs(c, hf, base, mesh, pad_id: int, done, critic=False, update_alone=False, **machine):
+    """The programs a run executes on the training chips, with `llama.abstract_model`'s `base` and `mesh`.
 
     Yields the name of each, a `jax.jit`, and its arguments: first what lies in memory beside the others. The
     caller compiles it into the dict `done` before asking for the next. `critic` puts PPO's, with its
     optimizer, beside the update; `machine` has MaxText's settings for another machine than this one.
     """
     config = llama.to_run_config(c, hf, **machine)
-    base, mesh = llama.abstract_model(hf, config, trainer)
     plain = TunixMaxTextAdapter(base, pad_id=pad_id)
     plain.config = None  # as MaxText's own `from_pretrained` leaves it
     model = abstract_lora(c, plain, mesh, config) if c.LORA_RANK else plain
@@ -317,13 +316,13 @@ def check(name: str, algorithm: str, arguments: Sequence[str], update_alone=Fals
     )  # fmt: skip
     rows, done, critic = [], {}, algorithm == "PPO"
     alone = critic or update_alone
-    programs = make_programs(c, hf, trainer, IDS.pad_id(), done, critic, alone, **target)
+    model, mesh = llama.abstract_model(hf, llama.to_run_config(c, hf, **target), trainer)
+    programs = make_programs(c, hf, model, mesh, IDS.pad_id(), done, critic, alone, **target)
     if rollout_mesh and hf.model_type == "llama" and not update_alone and importlib.util.find_spec("vllm"):
         from tools import vllm_step  # imports vLLM
 
         step, of_step = vllm_step.step_program(c, hf, rollout_mesh, machine.kind)
         programs = itertools.chain(programs, [("vllm", jax.jit(step, donate_argnums=1), of_step)])
-    model, _ = llama.abstract_model(hf, llama.to_run_config(c, hf, **target), trainer)
     needs = memory.estimate(c, hf, llama.count_parameters(model), trainer, None if critic else rollout_mesh)
     case = f"{name} {algorithm} {' '.join(arguments)}".strip()
     packages = ("jax", "jax-cuda13-plugin" if card else "libtpu")  # a row is valid for their versions
