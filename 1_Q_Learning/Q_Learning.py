@@ -16,7 +16,6 @@ second table against maximization bias (no noise, no bias), gymnasium (the world
     python 1_Q_Learning/Q_Learning.py --help           # every constant
 """
 
-import functools
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -62,9 +61,6 @@ class Constants:
         settings.check(self, "MAX_STEPS_PER_EPISODE", enough, text)
         below = f"at most EPSILON_START={self.EPSILON_START}"
         settings.check(self, "EPSILON_END", self.EPSILON_END <= self.EPSILON_START, below)
-
-
-configure = functools.partial(settings.read, Constants)  # of `NAME=value` arguments
 
 
 # %% Training -------------------------------------------------------------------------------------------
@@ -141,7 +137,7 @@ def q_update(
 def main(arguments: list[str]) -> dict[str, Any]:
     """Trains, compares with the optimum, fills the run's folder. Returns what result.json holds."""
     started = time.perf_counter()
-    c = configure(arguments)
+    c = settings.read(Constants, arguments)
     run_dir = runs.open_run("Q_Learning", c)
     Q, log, tables = train(c, np.random.default_rng(c.SEED))
 

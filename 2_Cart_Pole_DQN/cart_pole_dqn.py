@@ -84,9 +84,6 @@ class Constants:
         settings.check(self, "EPSILON_END", self.EPSILON_END <= self.EPSILON_START, below)
 
 
-configure = functools.partial(settings.read, Constants)  # of `NAME=value` arguments
-
-
 # %% Networks -------------------------------------------------------------------------------------------
 class MLP(nnx.Module):
     """A network of two hidden layers, float32: [..., inputs] to [..., outputs]."""
@@ -327,7 +324,7 @@ def td_target(reward: jax.Array, terminated: jax.Array, next_q: jax.Array, gamma
 def main(arguments: list[str]) -> dict[str, Any]:
     """Trains all seeds, evaluates them, fills the run's folder. Returns what result.json holds."""
     started = time.perf_counter()
-    c = configure(arguments)
+    c = settings.read(Constants, arguments)
     runs.start_jax()
     run_dir = runs.open_run("cart_pole_dqn", c)
     updates = f"{(c.NUM_STEPS - c.LEARNING_STARTS) // c.TRAIN_INTERVAL:,} gradient steps of {c.BATCH_SIZE}"

@@ -101,7 +101,7 @@ def measure_variance(c: reinforce.Constants) -> list[dict[str, Any]]:
 # %% Main -----------------------------------------------------------------------------------------------
 def main(arguments: list[str]) -> None:
     """Writes gradient_variance.csv into the run's folder; raises settings.UserError."""
-    c = reinforce.configure(arguments)
+    c = settings.read(reinforce.Constants, arguments)
     runs.start_jax()
     run_dir = runs.open_run("gradient_variance", c)
     runs.write_csv(run_dir / "gradient_variance.csv", measure_variance(c))

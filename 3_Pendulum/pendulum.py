@@ -92,9 +92,6 @@ class Constants:
         settings.check(self, "SIGMA_START", self.SIGMA_MIN < self.SIGMA_START < 1000, above)
 
 
-configure = functools.partial(settings.read, Constants)  # of `NAME=value` arguments
-
-
 # %% Networks -------------------------------------------------------------------------------------------
 class MLP(nnx.Module):
     """A network of two hidden layers, float32: [..., inputs] to [..., outputs]."""
@@ -401,7 +398,7 @@ def compare_policies(c: Constants, actor: MLP, batch: Batch) -> dict[str, jax.Ar
 def main(arguments: list[str]) -> dict[str, Any]:
     """Trains all seeds, evaluates them, fills the run's folder. Returns what result.json holds."""
     started = time.perf_counter()
-    c = configure(arguments)
+    c = settings.read(Constants, arguments)
     runs.start_jax()
     run_dir = runs.open_run("pendulum", c)
     rollout = f"{c.NUM_ENVS} x {c.ROLLOUT_STEPS}"

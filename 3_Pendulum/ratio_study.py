@@ -55,7 +55,7 @@ def ratios_after(c: ppo.Constants, agent: ppo.Agent, batch: ppo.Batch, rng: jax.
 # %% Main -----------------------------------------------------------------------------------------------
 def main(arguments: list[str]) -> Path:
     """The same update with the clip and without; writes ratio_passes.csv, returns the run's folder."""
-    c = ppo.configure(arguments)
+    c = settings.read(ppo.Constants, arguments)
     runs.start_jax()
     run_dir = runs.open_run("ratio_study", c)
     agent, batch, rng = first_rollout(c)

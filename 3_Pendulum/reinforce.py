@@ -73,9 +73,6 @@ class Constants:
         settings.check(self, "NUM_STEPS", self.NUM_STEPS % self.EVAL_INTERVAL == 0, of_interval)
 
 
-configure = functools.partial(settings.read, Constants)  # of `NAME=value` arguments
-
-
 # %% Networks -------------------------------------------------------------------------------------------
 class MLP(nnx.Module):
     """A network of two hidden layers, float32: [..., inputs] to [..., outputs]."""
@@ -364,7 +361,7 @@ def critic_loss(critic: MLP, obs: jax.Array, t: jax.Array, returns: jax.Array) -
 def main(arguments: list[str]) -> dict[str, Any]:
     """Trains all seeds, evaluates them, fills the run's folder. Returns what result.json holds."""
     started = time.perf_counter()
-    c = configure(arguments)
+    c = settings.read(Constants, arguments)
     runs.start_jax()
     run_dir = runs.open_run("reinforce", c)
     rollout = f"{c.NUM_ENVS} episodes, {c.BASELINE}"

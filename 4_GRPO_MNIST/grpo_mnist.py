@@ -75,9 +75,6 @@ class Constants:
     RUN_DIR: str = ""  # empty: runs/grpo_mnist/<time>
 
 
-configure = functools.partial(settings.read, Constants)  # of `NAME=value` arguments
-
-
 # %% Networks -------------------------------------------------------------------------------------------
 class MLP(nnx.Module):
     """A network of two hidden layers, float32: [..., inputs] to [..., outputs]."""
@@ -327,7 +324,7 @@ def run(c: Constants, name: str, method: str, make_agent: Callable, update: Call
 
 def main(arguments: list[str]) -> dict[str, Any]:
     """GRPO; `arguments` are NAME=value."""
-    return run(configure(arguments), "grpo_mnist", "grpo", make_agent, update)
+    return run(settings.read(Constants, arguments), "grpo_mnist", "grpo", make_agent, update)
 
 
 if __name__ == "__main__":

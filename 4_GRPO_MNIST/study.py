@@ -58,13 +58,12 @@ GRADIENT_GUESSES, GRADIENT_DRAWS = 1024, 100  # of each gradient; gradients of e
 GROUP_SIZES = (2, 4, 8, 16, 64)
 
 
-def gradient_study(arguments: list[str], data: Data) -> list[dict[str, Any]]:
+def gradient_study(given: variants.Constants, data: Data) -> list[dict[str, Any]]:
     """How well one update's gradient points along the exact one, at a fixed number of guesses.
 
     The policy is the first seed's after one epoch of GRPO; exact: `variants.exact_loss` on 10,000 images. A
     row for each advantage and G has mean and standard deviation of the cosine over the draws.
     """
-    given = variants.configure(arguments)
     one_epoch = replace(given, NUM_EPOCHS=1, NUM_SEEDS=1)
     agents, *_ = script.train(one_epoch, data, variants.make_agent, variants.update)
     agent = jax.tree.map(lambda leaf: leaf[0], agents)
@@ -128,7 +127,7 @@ def memory_ledgers() -> list[dict[str, Any]]:
 # %% Main -----------------------------------------------------------------------------------------------
 def main(arguments: list[str]) -> None:
     """Writes the three tables into the run's folder; `arguments` are constants of variants.py."""
-    c = variants.configure(arguments)
+    c = settings.read(variants.Constants, arguments)
     runs.start_jax(one_thread=False)  # several cores pay off here
     data, source = read_mnist(c.MNIST_PATH, c.DATA_DIR)
     env.updates_per_row(c, len(data.images))
@@ -136,7 +135,7 @@ def main(arguments: list[str]) -> None:
     print(f"data: {source}")
     runs.write_csv(run_dir / "pull.csv", pulls())
     runs.write_csv(run_dir / "memory.csv", memory_ledgers())
-    runs.write_csv(run_dir / "gradient.csv", gradient_study(arguments, data))
+    runs.write_csv(run_dir / "gradient.csv", gradient_study(c, data))
     runs.write_json(run_dir / "result.json", {"data": source})
     print(f"everything of this study is in {run_dir}")
 

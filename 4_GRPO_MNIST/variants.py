@@ -41,9 +41,6 @@ class Constants(script.Constants):
         settings.check(self, "NUM_GENERATIONS", group, "2 or more; only ADVANTAGE=batch_mean takes 1")
 
 
-configure = functools.partial(settings.read, Constants)  # of `NAME=value` arguments
-
-
 # %% Training -------------------------------------------------------------------------------------------
 class Agent(NamedTuple):
     """As grpo_mnist.py's, and a critic. Where nothing looks at it, XLA removes it from the program."""
@@ -227,7 +224,7 @@ LOSSES = {  # cross-entropy and exact guess, too, but only for the log
 # %% Main -----------------------------------------------------------------------------------------------
 def main(arguments: list[str]) -> dict[str, Any]:
     """Trains with METHOD as `grpo_mnist.run` does; `arguments` are NAME=value."""
-    c = configure(arguments)
+    c = settings.read(Constants, arguments)
     return script.run(c, "grpo_mnist_variants", c.METHOD, make_agent, update)
 
 

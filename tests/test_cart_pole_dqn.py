@@ -26,7 +26,7 @@ EPSILON_START=1 EPSILON_END=0.01 DECAY_STEPS=10_000 SCALE_OBSERVATIONS=True DOUB
 
 
 def small(*arguments):
-    return dqn.configure([*SMALL.split(), *arguments])
+    return dqn.settings.read(dqn.Constants, [*SMALL.split(), *arguments])
 
 
 @cache

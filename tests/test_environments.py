@@ -144,7 +144,7 @@ def test_evaluate_plays_gymnasiums_episodes(script, monkeypatch):
     ids=["dqn", "pendulum"],
 )
 def test_a_seed_learns(script, arguments, least):
-    agents, log, _ = script.train(script.configure(["NUM_SEEDS=1", *arguments.split()]))
+    agents, log, _ = script.train(script.settings.read(script.Constants, ["NUM_SEEDS=1", *arguments.split()]))
     if script is dqn:
         returns = cart_pole.evaluate(agents.online, 10)
         # the promise is near the truth at the end: gamma^500 and the network's fit leave a few units of 100

@@ -14,10 +14,10 @@ from flax import nnx
 from folders import flat, learning_rates, load
 from measure.columns import read_csv
 
-grpo_mnist, variants, environment, mnist_data = (
-    load("4_GRPO_MNIST", name) for name in ("grpo_mnist", "variants", "environment", "data")
+grpo_mnist, variants, environment, mnist_data, settings = (
+    load("4_GRPO_MNIST", name) for name in ("grpo_mnist", "variants", "environment", "data", "settings")
 )
-settings = grpo_mnist.settings
+given = functools.partial(settings.read, variants.Constants)
 # All that a figure below depends on: what the defaults are doesn't matter.
 SMALL = ["HIDDEN_SIZE=16", "NUM_GENERATIONS=8", "CLIP_EPSILON=0.2", "BETA=0.0"]
 RUN = [*SMALL, "NUM_EPOCHS=3", "NUM_SEEDS=2", "LOGS_PER_EPOCH=2", "BATCH_SIZE=64", "NUM_ITERATIONS=2",
@@ -47,7 +47,7 @@ def run(tmp_path_factory):
     """A training on a file of one's own, with two updates for each batch: constants, data, agents, log."""
     path = tmp_path_factory.mktemp("data") / "own.npz"
     write_npz(path, few(480))  # 420 to train on
-    c, (data, _) = variants.configure([*RUN, f"MNIST_PATH={path}"]), mnist_data.read_mnist(str(path), "")
+    c, (data, _) = given([*RUN, f"MNIST_PATH={path}"]), mnist_data.read_mnist(str(path), "")
     agents, log, _ = grpo_mnist.train(c, data, variants.make_agent, variants.update)
     return SimpleNamespace(c=c, data=data, agents=agents, log=log)
 
@@ -77,7 +77,7 @@ def make_rollout(c, actor, seed=0):
 
 def make_batch(*arguments):
     """Of an actor that is sure of some images."""
-    c, actor = variants.configure([*SMALL, *arguments]), make_actor(sharpen=3.0)
+    c, actor = given([*SMALL, *arguments]), make_actor(sharpen=3.0)
     return c, actor, variants.judge(c, *make_rollout(c, actor), network(5, 1))
 
 
@@ -126,7 +126,7 @@ def test_baselines_of_ppo_and_reinforce():
 
 
 def test_guesses_are_drawn_from_the_policy():
-    c, actor = variants.configure([*SMALL, "NUM_GENERATIONS=1024", "BETA=0.1"]), make_actor(sharpen=3.0)
+    c, actor = given([*SMALL, "NUM_GENERATIONS=1024", "BETA=0.1"]), make_actor(sharpen=3.0)
     batch, label = make_rollout(c, actor)
     probs = np.asarray(jax.nn.softmax(actor(batch.obs)))
     counts = np.stack([np.bincount(row, minlength=10) for row in np.asarray(batch.action)]) / 1024
@@ -174,7 +174,7 @@ def test_loss_and_gradient_equal_tunix(name, theirs, beta):
     """6 images, 5 guesses each; with an upper bound of its own, and with each estimator of the KL."""
     from tunix.rl import algo_core, common
 
-    c = variants.configure([*SMALL, f"BETA={beta}", f"KL_ESTIMATOR={name}", "CLIP_EPSILON_HIGH=0.28"])
+    c = given([*SMALL, f"BETA={beta}", f"KL_ESTIMATOR={name}", "CLIP_EPSILON_HIGH=0.28"])
     rng = np.random.default_rng(1)
     new, old, reference = (jnp.asarray(rng.normal(size=(6, 10)), jnp.float32) for _ in range(3))
     logits, guesses = old + 0.3 * new, jnp.asarray(rng.integers(10, size=(6, 5)))
@@ -225,12 +225,11 @@ def test_a_row_each_evaluation_and_the_last_by_hand(run):
 @pytest.mark.parametrize("method, steps, of_critic", [("grpo", 2, 0), ("ppo", 2, 2), ("reinforce", 1, 0)])
 def test_a_batchs_updates_and_the_learning_rate_that_is_0_after_the_last(run, method, steps, of_critic):
     """REINFORCE, which has no ratio, takes one step for each batch whatever NUM_ITERATIONS is."""
-    c = variants.configure([*RUN, f"METHOD={method}"])
+    c = given([*RUN, f"METHOD={method}"])
     make = jax.jit(functools.partial(variants.make_agent, c, num_images=420))
     update = jax.jit(functools.partial(variants.update, c))
     after, metrics = update(make(jax.random.key(0)), make_actor(9), *images(), jax.random.key(0))
-    counts = [int(x.step[...]) for x in (after.actor_optimizer, after.critic_optimizer)]
-    assert counts == [steps, of_critic]
+    assert [int(x.step[...]) for x in (after.actor_optimizer, after.critic_optimizer)] == [steps, of_critic]
     assert np.isnan(metrics["clip_fraction"]) == (method == "reinforce")
     updates = 6 * 3 * steps  # rows, batches for each, updates for each
     assert method != "grpo" or run.agents.actor_optimizer.step[...].tolist() == [updates] * 2
@@ -248,7 +247,7 @@ def test_it_learns_and_the_kl_is_one_to_the_untrained_network(run):
 
 
 def test_each_epoch_has_every_image_at_most_once_and_each_batch_its_own_key():
-    c = grpo_mnist.configure(RUN)
+    c = given(RUN)
     epochs = [environment.shuffled(c, jax.random.key(seed), num_images=400) for seed in (0, 1)]
     (order, keys), (other, other_keys) = epochs
     assert order.shape == (2, 3, 64) and keys.shape == (2, 3)

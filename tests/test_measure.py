@@ -36,8 +36,8 @@ def test_every_row_is_accepted_and_every_patch_fits(job):
         if job.folder.name[0] in "1234":
             script = load(job.folder.name, one.script.stem)
             names = [word for word in one.arguments if word != "MNIST_PATH=PATH"]
-            others = (getattr(script, name, None) for name in ("variants", "reinforce", "ppo"))
-            next(m.configure for m in (script, *others) if hasattr(m, "configure"))(names)
+            more = (getattr(script, name, None) for name in ("variants", "reinforce", "ppo"))
+            script.settings.read(next(m.Constants for m in (script, *more) if hasattr(m, "Constants")), names)
 
 
 LABELLED = [j for j in JOBS if "columns" in j.make and j.make.get("key") != "command"]
@@ -106,7 +106,7 @@ def test_a_table_is_what_the_script_gives_and_a_finished_run_is_not_repeated(tmp
     lines = columns.read_csv(tmp_path / name)
     assert [(line["changed"], line["seed"]) for line in lines] == [("unchanged", "0")] * 3
     script, grid = load("1_Q_Learning", "Q_Learning"), load("1_Q_Learning", "grid")
-    c = script.configure([*constants.split(), "PRINT_EVERY=0"])
+    c = script.settings.read(script.Constants, [*constants.split(), "PRINT_EVERY=0"])
     Q, log, _ = script.train(c, np.random.default_rng(0))
     plain, slippery, mean = (float(line["max_abs_error"]) for line in lines)
     error = np.abs(Q - grid.value_iteration(c))

@@ -23,7 +23,7 @@ def script(request):
 def small(script, *arguments):
     """What a figure below depends on is given: what the defaults are doesn't matter."""
     sigma = ["SIGMA_START=2", "SIGMA_MIN=0.05", "BETA=0", "LEARNING_RATE_END=0"] * (script is pendulum)
-    return script.configure([*SMALL, *sigma, *arguments])
+    return script.settings.read(script.Constants, [*SMALL, *sigma, *arguments])
 
 
 @cache

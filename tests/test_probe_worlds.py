@@ -49,7 +49,8 @@ def probed():
 
     def train_all(script, kinds, width, best, arguments):
         """`best` is a reward of x and the action."""
-        c = script.configure(["GAMMA=0.5", "HIDDEN_SIZE=16", "SCALE_OBSERVATIONS=False", *arguments.split()])
+        words = f"GAMMA=0.5 HIDDEN_SIZE=16 SCALE_OBSERVATIONS=False {arguments}".split()
+        c = script.settings.read(script.Constants, words)
         given = [*(known for known, _ in WORLDS.values()), dict(reward=lambda s, a: best(s.obs[0], a))]
         resets, steps = zip(*(world(kinds, width, **known) for known in given))
         rows = dqn.num_rows(c) if script is dqn else c.NUM_STEPS // c.EVAL_INTERVAL

@@ -16,7 +16,7 @@ EPSILON_START=1 EPSILON_END=0.01 DECAY_EPISODES=10_000 PRINT_EVERY=0"""
 
 
 def given(*words):
-    return Q_Learning.configure([*GIVEN.split(), *words])
+    return Q_Learning.settings.read(Q_Learning.Constants, [*GIVEN.split(), *words])
 
 
 C = given()
@@ -91,7 +91,7 @@ def test_the_step_limit_truncates_and_the_cut_off_move_still_bootstraps():
     # One move an episode, so every move is the last one before the cut. Up and left bump into the wall, and
     # what follows is the best value of the start itself: -1 + 0.99 * -1. Taken for a termination: -1.
     changed = {"EPSILON_END": 1.0, "NUM_EPISODES": 2000, "MAX_STEPS_PER_EPISODE": 1}
-    c = SimpleNamespace(**asdict(C) | changed)  # `configure` refuses a limit below the shortest way
+    c = SimpleNamespace(**asdict(C) | changed)  # `settings.read` refuses a limit below the shortest way
     q_table, log, _ = Q_Learning.train(c, np.random.default_rng(0))
     assert q_table[0] == pytest.approx([-1.99, -1.0, -1.99, -1.0], abs=1e-6)
     assert (log[:, 3] == 1).all()
@@ -116,7 +116,7 @@ def test_a_grid_of_another_size_its_log_and_its_result(size, tmp_path, capsys):
     """Learned, printed and drawn as it is: no 4 and no 16 is left."""
     words = [*GIVEN.split(), f"SIZE={size}", "NUM_EPISODES=50", "LOG_EVERY=20"]
     result = Q_Learning.main([*words, f"RUN_DIR={tmp_path}"])
-    c = Q_Learning.configure(words)
+    c = Q_Learning.settings.read(Q_Learning.Constants, words)
     q_star, goal = grid.value_iteration(c), size**2 - 1
     assert q_star[0].max() == pytest.approx(worth(2 * (size - 1), 0.99), abs=1e-9)
     assert grid.step(c, goal - 1, RIGHT) == (goal, 100, True)

@@ -21,7 +21,7 @@ gradient_of = jax.jit(nnx.grad(reinforce.actor_loss))
 
 
 def given(*arguments):
-    return reinforce.configure([*GIVEN, *arguments])
+    return reinforce.settings.read(reinforce.Constants, [*GIVEN, *arguments])
 
 
 def networks_of(*arguments, seed=0):

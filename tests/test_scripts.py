@@ -63,7 +63,7 @@ def test_a_run_leaves_its_files_and_is_not_written_over(name, run):
     script = script_of(name)
     folder, result, printed, words = run(name)
     assert json.loads((folder / "result.json").read_text()) == result
-    given = dataclasses.asdict(script.configure(words))
+    given = dataclasses.asdict(script.settings.read(script.Constants, words))
     assert json.loads((folder / "constants.json").read_text()) == given
     assert str(folder) in printed
     for picture in CASES["pictures"][name].split():
@@ -100,7 +100,7 @@ def test_a_run_leaves_its_files_and_is_not_written_over(name, run):
 def test_seeds_do_not_see_each_other(name, run):
     """Seed 4 beside 3, and beside 5: the same digits. Seed 3 has others. Each row goes on where one ended."""
     (folder, _, _, words), script = run(name), script_of(name)
-    c = script.configure([*words, "SEED=4"])
+    c = script.settings.read(script.Constants, [*words, "SEED=4"])
     given = [c]
     if name == MNIST:
         given += [script.mnist.read_mnist(c.MNIST_PATH, "")[0], script.make_agent, script.update]
@@ -138,7 +138,7 @@ def test_every_constant_has_bounds(name):
     for constant in set(script.Constants.__dataclass_fields__) - {"RUN_DIR", "MNIST_PATH", "DATA_DIR"}:
         for value in ("-inf", "nan"):
             with pytest.raises(script.settings.UserError, match=f"^{constant}=.*: must [^\n]*$"):
-                script.configure([f"{constant}={value}"])
+                script.settings.read(script.Constants, [f"{constant}={value}"])
 
 
 @pytest.mark.parametrize("name, words, said", CASES["rules"], ids=[rule[1] for rule in CASES["rules"]])
