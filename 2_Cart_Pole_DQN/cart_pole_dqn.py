@@ -143,7 +143,7 @@ SHOWN = ["epsilon", "episode_return", "eval_return", "mean_q", "loss"]
 def train(c: Constants) -> tuple[Agent, Log, float]:
     """Trains all seeds, a row at a time: agents [NUM_SEEDS, ...], log [NUM_SEEDS, rows], compile seconds."""
     agents, train_row, compile_seconds = runs.compile_row(
-        c, lambda rng: fill_buffer(c, rng, make_agent(c, rng)), functools.partial(learn_and_evaluate, c)
+        c, lambda c, rng: fill_buffer(c, rng, make_agent(c, rng)), learn_and_evaluate
     )
     log = []
     for index in runs.until_ctrl_c(range(num_rows(c))):

@@ -194,10 +194,7 @@ SHOWN = ["episode_return", "eval_return", "explained_variance", "approx_kl", "cl
 def train(c: Constants) -> tuple[Agent, Log, float]:
     """Trains all seeds, a row at a time: agents [NUM_SEEDS, ...], log [NUM_SEEDS, rows], compile seconds."""
     agents, train_row, compile_seconds = runs.compile_row(
-        c,
-        functools.partial(make_agent, c),
-        functools.partial(learn_and_evaluate, c),
-        shared="count|steps?|env_step",
+        c, make_agent, learn_and_evaluate, shared="count|steps?|env_step"
     )
     log = []
     for index in runs.until_ctrl_c(range(c.NUM_STEPS // c.EVAL_INTERVAL)):

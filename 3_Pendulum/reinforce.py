@@ -21,7 +21,6 @@ front of each term (nearly everyone leaves it out; it would all but silence the 
     python 3_Pendulum/gradient_variance.py        # the variance of each gradient estimate: half a minute
 """
 
-import functools
 import time
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -167,9 +166,7 @@ SHOWN = ["episode_return", "eval_return", "truncated", "explained_variance", "gr
 
 def train(c: Constants) -> tuple[Agent, Log, float]:
     """Trains all seeds, a row at a time: agents [NUM_SEEDS, ...], log [NUM_SEEDS, rows], compile seconds."""
-    agents, train_row, compile_seconds = runs.compile_row(
-        c, functools.partial(make_agent, c), functools.partial(learn_and_evaluate, c), shared="none"
-    )
+    agents, train_row, compile_seconds = runs.compile_row(c, make_agent, learn_and_evaluate, shared="none")
     log = []
     for index in runs.until_ctrl_c(range(c.NUM_STEPS // c.EVAL_INTERVAL)):
         agents, row = train_row(agents, index)

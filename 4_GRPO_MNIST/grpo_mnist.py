@@ -149,8 +149,8 @@ def train(c: Constants, data: mnist.Data, make_agent: Callable, update: Callable
     [NUM_SEEDS, rows] and the seconds of compiling.
     """
     agents, train_row, compile_seconds = runs.compile_row(
-        c, lambda rng: make_agent(c, rng, len(data.images)),
-        functools.partial(learn_and_evaluate, c, make_agent, update), mnist.Data(*map(jnp.asarray, data)),
+        c, lambda c, rng: make_agent(c, rng, len(data.images)),
+        functools.partial(learn_and_evaluate, make_agent, update), mnist.Data(*map(jnp.asarray, data)),
     )  # fmt: skip
     log = []
     for index in runs.until_ctrl_c(range(c.NUM_EPOCHS * c.LOGS_PER_EPOCH)):
@@ -163,8 +163,8 @@ def train(c: Constants, data: mnist.Data, make_agent: Callable, update: Callable
 
 
 def learn_and_evaluate(
-    c: Constants, make_agent: Callable, update: Callable,
-    rng: jax.Array, agent: Any, index: jax.Array, data: mnist.Data,
+    make_agent: Callable, update: Callable,
+    c: Constants, rng: jax.Array, agent: Any, index: jax.Array, data: mnist.Data,
 ) -> tuple[Any, Log]:  # fmt: skip
     """A part of an epoch of one seed, then a look at the validation images: row `index` of the log."""
     _, learning_rng = jax.random.split(rng)

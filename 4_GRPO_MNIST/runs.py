@@ -95,19 +95,19 @@ def compile_row(
 ) -> tuple[Any, Callable, float]:
     """New agents [NUM_SEEDS, ...]; (agents, index) -> (agents, row of the log), compiled; and the seconds.
 
-    For one seed, `make_agent` is rng -> agent, and `learn` (rng, agent, index, *data) -> (agent, row). Two
-    details keep every digit of the published results, which came from one program with a loop over the rows:
-    a count that all seeds share (`shared`, a regular expression) stays one number, and the row is a loop of
-    one round whose length XLA doesn't know.
+    For one seed, `make_agent` is (c, rng) -> agent, and `learn` (c, rng, agent, index, *data) -> (agent,
+    row). Two details keep every digit of the published results, which came from one program with a loop over
+    the rows: a count that all seeds share (`shared`, a regular expression) stays one number, and the row is a
+    loop of one round whose length XLA doesn't know.
     """
     rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
-    agents = jax.jit(jax.vmap(make_agent))(rngs)
+    agents = jax.jit(jax.vmap(lambda rng: make_agent(c, rng)))(rngs)
     paths, tree = jax.tree.flatten_with_path(agents)
     is_shared = [re.search(rf"\.({shared})(\.value)?$", jax.tree_util.keystr(path)) for path, _ in paths]
 
     def all_seeds(rngs, agents, index, rounds, data):
         def one_seed(rng, leaves):
-            one_round = lambda _, carry: learn(rng, carry[0], index, *data)  # noqa: E731
+            one_round = lambda _, carry: learn(c, rng, carry[0], index, *data)  # noqa: E731
             agent = tree.unflatten(leaves)
             row = jax.tree.map(jnp.zeros_like, jax.eval_shape(one_round, 0, (agent,))[1])
             return jax.lax.fori_loop(0, rounds, one_round, (agent, row))
