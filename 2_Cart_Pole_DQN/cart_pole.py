@@ -80,8 +80,7 @@ def quick_evaluate(network: Callable, rng: jax.Array, gamma: float) -> tuple[jax
 def evaluate(networks: Any, episodes: int) -> np.ndarray:
     """Greedy episodes in gymnasium.make("CartPole-v1"), never in the JAX copy the agent learned in.
 
-    All networks [S, ...] play the same `episodes`, with the environment seeds 0, 1, ...: returns float64 [S,
-    E].
+    All networks [S, ...] play the same `episodes`, environment seeds 0, 1, ...: returns float64 [S, E].
     """
     shape = len(jax.tree.leaves(networks)[0]), episodes
     envs = gymnasium.make_vec("CartPole-v1", np.prod(shape), vectorization_mode="sync")

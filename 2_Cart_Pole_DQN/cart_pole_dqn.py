@@ -235,8 +235,7 @@ def collect(c: Constants, agent: Agent, x: tuple[jax.Array, jax.Array]) -> tuple
 def train_step(c: Constants, agent: Agent, batch: env.Transition) -> tuple[jax.Array, jax.Array]:
     """One gradient step on the mean squared TD error, which changes the online network in place.
 
-    `batch` has windows of N_STEPS transitions, each [B, n, ...]. Returns the loss and the mean Q(s_t, a_t),
-    [].
+    `batch`: windows of N_STEPS transitions, each [B, n, ...]. Returns the loss and the mean Q(s_t, a_t), [].
     """
     reward, steps, last = n_step(batch, c.GAMMA)  # [B], [B], [B, ...]
     next_q = next_value(agent.online if c.DOUBLE_DQN else agent.target, agent.target, last.next_obs)
@@ -275,8 +274,7 @@ def add(buffer: ReplayBuffer, transition: env.Transition) -> ReplayBuffer:
 def sample(buffer: ReplayBuffer, rng: jax.Array, batch_size: int, n_steps: int) -> env.Transition:
     """Windows of consecutive transitions, sampled uniformly with replacement: each field [B, n, ...].
 
-    A window may run over the end of an episode; `n_step` stops there. At least n_steps transitions must have
-    been added.
+    A window may run over the end of an episode; `n_step` stops there. At least n_steps must have been added.
     """
     capacity = len(buffer.rows.reward)
     oldest = jnp.maximum(buffer.count - capacity, 0)

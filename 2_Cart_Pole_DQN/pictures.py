@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # the GIF is drawn without a screen
 
 import gymnasium

@@ -43,7 +43,6 @@ class Environment:
     functional: Any  # Gymnasium's pure functions of the physics
     params: Any
     observation_scale: tuple[float, ...]  # about the largest of each number that is seen
-    action_shape: tuple[int, ...]  # as Gymnasium wants one action
     max_episode_steps: int
 
     def reset(self, rng: jax.Array) -> EnvState:
@@ -59,7 +58,7 @@ class Environment:
         part of the environment, not of the policy, and we train on the log-prob of the action as sampled.
         (The clipped action's log-prob would be that of an action the policy didn't sample: a bias.)
         """
-        shaped = jnp.reshape(action, self.action_shape)
+        shaped = jnp.reshape(action, self.functional.action_space.shape)  # [], or [1] of Pendulum
         physical = self.functional.transition(state.physical, shaped, None, self.params)
         reward = jnp.float32(self.functional.reward(state.physical, shaped, physical, None, self.params))
         obs = self.functional.observation(physical, None, self.params)
@@ -71,20 +70,19 @@ class Environment:
 
 def new_where_ended(ended: jax.Array, new: EnvState, state: EnvState) -> EnvState:
     """The first states of new episodes where `ended` [N], else the states as they are; leaves [N, ...]."""
-    choose = jax.vmap(lambda ended, *leaves: jnp.where(ended, *leaves))
-    return jax.tree.map(lambda new, old: choose(ended, new, old), new, state)
+    return jax.tree.map(lambda new, old: jax.vmap(jnp.where)(ended, new, old), new, state)
 
 
 # Trap: Gymnasium 1.4.0's own default of polemass_length is mass + length (0.6). CartPole-v1 multiplies them.
 # Scale: where an episode ends (2.4 m, 0.21 rad), and about the largest speeds that a balancing cart meets.
 CART_POLE = Environment(
-    "CartPole-v1", CartPoleFunctional(), CartPoleParams(polemass_length=0.05), (2.4, 3.0, 0.21, 3.0), (),
+    "CartPole-v1", CartPoleFunctional(), CartPoleParams(polemass_length=0.05), (2.4, 3.0, 0.21, 3.0),
     gymnasium.spec("CartPole-v1").max_episode_steps,
 )  # fmt: skip
 SOLVED = gymnasium.spec("CartPole-v1").reward_threshold  # 475, Gymnasium's own mark
 # Scale: cosine and sine of the angle; the fastest turn, rad/s.
 PENDULUM = Environment(
-    "Pendulum-v1", PendulumFunctional(), PendulumParams(), (1.0, 1.0, 8.0), (1,),
+    "Pendulum-v1", PendulumFunctional(), PendulumParams(), (1.0, 1.0, 8.0),
     gymnasium.spec("Pendulum-v1").max_episode_steps,
 )  # fmt: skip
 MAX_TORQUE = PENDULUM.functional.max_torque  # 2 newton metres, not enough to lift the pendulum in one go
@@ -111,8 +109,7 @@ def quick_evaluate(env: Environment, policy, actor, rng: jax.Array) -> jax.Array
 def evaluate(env: Environment, policy, actors, episodes: int) -> np.ndarray:
     """Greedy episodes in gymnasium.make(env.id), never in the JAX copy the agent learned in.
 
-    All actors [S, ...] play the same `episodes`, with the environment seeds 0, 1, ...: returns float64 [S,
-    E].
+    All actors [S, ...] play the same `episodes`, environment seeds 0, 1, ...: returns float64 [S, E].
     """
     shape = len(jax.tree.leaves(actors)[0]), episodes
     envs = gymnasium.make_vec(env.id, np.prod(shape), vectorization_mode="sync")
@@ -120,7 +117,7 @@ def evaluate(env: Environment, policy, actors, episodes: int) -> np.ndarray:
     obs, _ = envs.reset(seed=[*range(episodes)] * shape[0])
     returns, playing = np.zeros(len(obs)), np.ones(len(obs), bool)
     while playing.any():
-        action = np.asarray(greedy(actors, obs.reshape(*shape, -1))).reshape(-1, *env.action_shape)
+        action = np.asarray(greedy(actors, obs.reshape(*shape, -1))).reshape(envs.action_space.shape)
         obs, reward, terminated, truncated, _ = envs.step(action)  # one that is over begins anew by itself
         returns += playing * reward
         playing &= ~(terminated | truncated)

@@ -90,8 +90,7 @@ def measure_variance(c: reinforce.Constants) -> list[dict[str, Any]]:
     for row in tqdm(rows, unit="policy", leave=False, disable=None):
         rngs = jax.random.split(jax.random.fold_in(rng, row), VARIANCE_BATCHES)
         estimates, returns = estimate_all(frozen[row].actor, frozen[row].critic, rngs)
-        env_step, episode_return = int(frozen[row].env_step), np.asarray(returns).mean().item()
-        policy = {"env_step": env_step, "episode_return": episode_return}
+        policy = {"env_step": int(frozen[row].env_step), "episode_return": np.asarray(returns).mean().item()}
         for i, (reward_to_go, baseline) in enumerate(ESTIMATORS):
             estimator = {"reward_to_go": reward_to_go, "baseline": baseline}
             lines.append(policy | estimator | spread_of(np.asarray(estimates[:, i])))

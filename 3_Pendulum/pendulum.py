@@ -334,10 +334,8 @@ def gae(
         now = delta + gamma * gae_lambda * not_done * later
         return now, now
 
-    _, advantage = jax.lax.scan(
-        backwards, jnp.zeros(len(reward)), (delta.T, not_done.T), reverse=True
-    )  # [T, N]
-    return advantage.T
+    _, advantage = jax.lax.scan(backwards, jnp.zeros(len(reward)), (delta.T, not_done.T), reverse=True)
+    return advantage.T  # [T, N] -> [N, T]
 
 
 def normalized(advantage: jax.Array) -> jax.Array:

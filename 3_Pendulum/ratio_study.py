@@ -7,7 +7,6 @@ python 3_Pendulum/ratio_study.py SEED=1     # constants of ppo.py
 import functools
 import itertools
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -53,8 +52,8 @@ def ratios_after(c: ppo.Constants, agent: ppo.Agent, batch: ppo.Batch, rng: jax.
 
 
 # %% Main -----------------------------------------------------------------------------------------------
-def main(arguments: list[str]) -> Path:
-    """The same update with the clip and without; writes ratio_passes.csv, returns the run's folder."""
+def main(arguments: list[str]) -> None:
+    """The same update with the clip and without; writes ratio_passes.csv into the run's folder."""
     c = settings.read(ppo.Constants, arguments)
     runs.start_jax()
     run_dir = runs.open_run("ratio_study", c)
@@ -71,7 +70,6 @@ def main(arguments: list[str]) -> Path:
         print(f"CLIP_EPSILON={epsilon:g}: outside the band after 0, 1, ... passes: {shares}")
     runs.write_csv(run_dir / "ratio_passes.csv", lines)
     print(f"everything of this study is in {run_dir}")
-    return run_dir
 
 
 if __name__ == "__main__":

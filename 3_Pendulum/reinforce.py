@@ -283,9 +283,8 @@ def learn(c: Constants, agent: Agent, batch: Batch, rng: jax.Array) -> tuple[Age
 def discounted_returns(reward: jax.Array, gamma: float) -> jax.Array:
     """G_t = r_t + gamma G_{t+1} (Sutton & Barto 2018, eq. 3.9), from the last step back to the first.
 
-    Terminated or truncated makes no difference here: Monte Carlo counts what was earned, and bootstraps
-    nothing. The time limit is then part of the task: 500 steps are the most there is. Rewards [N, T] are 0
-    after the end.
+    Terminated or truncated makes no difference: Monte Carlo counts what was earned, and bootstraps nothing.
+    The time limit is then part of the task: 500 steps at most. Rewards [N, T] are 0 after the end.
     """
 
     def backwards(later, reward):  # [N]
@@ -299,10 +298,9 @@ def discounted_returns(reward: jax.Array, gamma: float) -> jax.Array:
 def whole_return(reward: jax.Array, gamma: float) -> jax.Array:
     """G_0 for every step, float32 [N, T]: each action is credited with what came before it, too.
 
-    An action cannot change the past, so this adds the variance of every earlier step. On
-    average the earlier steps cancel, and what is left is gamma^t times the term of the return to go: exactly
-    the gradient of the discounted return, which the estimate without gamma^t is not (Nota & Thomas 2020),
-    unless gamma is 1.
+    An action cannot change the past, so this adds the variance of every earlier step. On average the earlier
+    steps cancel, and what is left is gamma^t times the term of the return to go: exactly the gradient of the
+    discounted return, which the estimate without gamma^t is not (Nota & Thomas 2020), unless gamma is 1.
     """
     return jnp.broadcast_to(discounted_returns(reward, gamma)[:, :1], reward.shape)
 

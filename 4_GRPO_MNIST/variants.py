@@ -98,7 +98,7 @@ def judge(c: Constants, rollout: script.Rollout, label: jax.Array, critic: scrip
     """How much better each guess was than expected: of its group, by PPO's critic, by nobody."""
     weight = jnp.full(len(rollout.reward), 1 / len(rollout.reward))  # [B]
     if c.METHOD == "ppo":  # not normalized
-        advantage = rollout.reward - value(critic, rollout.obs)[:, None]  # [B, 1], else along the wrong axis
+        advantage = rollout.reward - critic(rollout.obs)  # V(image), [B, 1] against [B, G]
     elif c.METHOD == "reinforce":
         advantage = rollout.reward
     else:
@@ -153,11 +153,6 @@ ADVANTAGES = {"group_std": script.group_advantage} | {
 }
 
 
-def value(critic: script.MLP, obs: jax.Array) -> jax.Array:
-    """V(image), the share of right guesses to expect: [..., 784] to [...]."""
-    return critic(obs)[..., 0]
-
-
 # The mean over guesses sampled from pi estimates KL(pi || pi_ref). Schulman 2020.
 def k1(log_prob: jax.Array, ref_log_prob: jax.Array) -> jax.Array:
     """Unbiased, often negative. As a loss it does nothing: its expected gradient is 0."""
@@ -196,8 +191,8 @@ def penalized(c: Constants, objective: jax.Array, clip_fraction, log_prob: jax.A
 
 def critic_loss(critic: script.MLP, batch: Batch) -> jax.Array:
     """(V(image) - R)^2 / 2: PPO's critic learns the share of right guesses, image by image."""
-    values = value(critic, batch.obs)[:, None]  # [B, 1] against rewards [B, G]
-    return (batch.weight * ((values - batch.reward) ** 2 / 2).mean(axis=1)).sum()
+    error = critic(batch.obs) - batch.reward  # [B, 1] against rewards [B, G]
+    return (batch.weight * (error**2 / 2).mean(axis=1)).sum()
 
 
 def cross_entropy_loss(c: Constants, actor: script.MLP, batch: Batch) -> tuple[jax.Array, dict]:
