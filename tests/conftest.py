@@ -23,6 +23,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # The scripts' own flags, and one piece of code per program instead of 32: most programs here are small.
 FLAGS = "--xla_cpu_multi_thread_eigen=false --xla_cpu_parallel_codegen_split_count=1"
+FLAGS += " --xla_cpu_opt_preset=CPU_OPT_PRESET_FAST_COMPILE"
 FLAGS += " --xla_cpu_max_isa=AVX2" * (platform.machine().lower() in ("x86_64", "amd64"))
 os.environ.setdefault("XLA_FLAGS", FLAGS)
 # A program that one test has compiled is read by the next, by the other worker, and by the scripts that tests

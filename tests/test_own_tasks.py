@@ -142,7 +142,7 @@ def test_own_data_an_own_reward_file_and_think_tags_run_to_the_end(monkeypatch):
     shutil.copy(EXAMPLES / "my_reward.py", "mine.py")
     own = ["MODEL=think", "DATASET=examples/word_problems", "REWARD_FUNC=mine.py"]
     rewards = "compute_score,short_answer,correctness_reward,digit_reward,hard_format_reward,mark_reward"
-    demo.main([*own, f"REWARDS={rewards}", *SHORT, "NUM_BATCHES=2", "EVAL_EVERY=0", "RUN_DIR=run"])
+    demo.main([*own, f"REWARDS={rewards}", *SHORT, "EVAL_EVERY=0", "RUN_DIR=run"])
     before = json.loads(Path("run/result.json").read_text())["before"]
     said = Path("run/report.md").read_text()
     # mine.py wants <reasoning>: a right answer scores 0.25 here, and what is right in the report scores 1
