@@ -17,8 +17,7 @@ import grpo_llama3_1_8b_demo as demo
 import reward_func
 import settings
 from model import llama
-from model.llm import split
-from model.load import load_llm
+from model.llm import load_llm, split
 from run import machine as machines
 from run import memory, start
 from settings import UserError

@@ -17,7 +17,7 @@ import inference
 import reward_func
 import settings
 from model import llama, lora
-from model.load import load_llm
+from model.llm import load_llm
 from model.rollout import sampling
 from run import run_folder
 from task import prompts, run_grader

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 from concurrent import futures
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -15,10 +16,11 @@ import numpy as np
 import optax
 from flax import nnx
 from tqdm import tqdm
+from tunix.generate.tokenizer_adapter import TokenizerAdapter
 from tunix.rl.rollout.base_rollout import BaseRollout, RolloutConfig, RolloutOutput
 
 from grpo_variants import temperature_at
-from model import devices, llama
+from model import devices, llama, lora
 from model.log_probs import entropy_of, log_probs, log_probs_of_states
 from model.rollout import MaxTextRollout, right_padded, sampling
 from task import turns
@@ -284,3 +286,36 @@ class SampledAhead:
             "logprobs": [np.asarray(row, float).tolist() for row in output.logprobs],
             "left_padded_prompt_tokens": np.asarray(output.left_padded_prompt_tokens).tolist(),
         }
+
+
+def load_llm(c, folder: Path, hf, tokenizer) -> Llm:
+    """The language model of a run; `folder`, `hf` and `tokenizer` are the checkpoint's."""
+    trainer_devices, rollout_mesh = devices.plan_devices(c, hf, jax.devices())
+    config = llama.to_run_config(c, hf)
+    base, mesh = llama.load_llama(folder, hf, config, tokenizer.pad_token_id, trainer_devices)
+    actor, merge, reference = base, None, None
+    if c.LORA_RANK:
+        actor, merge = lora.add_lora(base, mesh, config, c.LORA_RANK, c.LORA_ALPHA, c.LORA_TARGETS, c.SEED)
+    if c.TEACHER:
+        teacher, its = llama.load_hf_config(c.TEACHER)
+        its_config = llama.to_run_config(c, its)
+        reference, _ = llama.load_llama(teacher, its, its_config, tokenizer.pad_token_id, trainer_devices)
+    elif c.BETA:  # LoRA freezes the base weights, so the reference shares them instead of copying
+        reference = base if c.LORA_RANK else llama.copy_of(base)
+    if c.REFERENCE_OFFLOAD:
+        graphdef, state = nnx.split(reference)
+        reference = nnx.merge(graphdef, llama.in_memory(state, "pinned_host"))
+
+    if c.ROLLOUT_ENGINE == "vllm":
+        from model import vllm  # needs the TPU packages
+
+        engine, options = vllm.engine_class(), {}
+        how = sampling(c, **vllm.engine_config(c, folder, rollout_mesh, tokenizer.eos_ids))
+    else:
+        # On one device each prompt is computed once. With several, there may be fewer rows than devices.
+        prompt_config = llama.to_run_config(c, hf, rows=c.BATCH_SIZE) if mesh.size == 1 else None
+        engine, options = MaxTextRollout, dict(prompt_config=prompt_config, hf=hf, logits_clip=c.LOGITS_CLIP)
+        how, rollout_mesh = sampling(c), mesh
+    adapter = TokenizerAdapter(tokenizer)
+    rollout = engine(actor, adapter, rollout_mesh, how, maxtext_config=config, merge=merge, **options)
+    return Llm(c, actor, reference, rollout, how, mesh, config.logical_axis_rules)
