@@ -42,7 +42,7 @@ def check_gpu() -> None:
     try:
         backend = jax.default_backend()
     except (RuntimeError, AssertionError) as error:  # jax has no such backend or device
-        reason = first_line(error) or "no such device is set up here"
+        reason = first_line(error) if str(error) else "no such device is set up here"
         raise UserError(f"JAX_PLATFORMS={platforms}: {reason}; unset it to use the CPU") from None
     if gpu and not packages and backend == "cpu":
         print("devices  the NVIDIA GPU here is not used: these packages are the CPU's; see `make demo-cuda`")

@@ -20,10 +20,9 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from etils import epath
 
+from model.versions import first_line
 from run.run_files import read_object
 from settings import UserError
-
-MAX_REASON = 160  # characters of a library's message
 
 
 def root_of(checkpoint_dir: str, folder: Path) -> str:
@@ -126,11 +125,10 @@ def restore(manager: ocp.CheckpointManager, step: int, params, opt_state=None) -
     except (MemoryError, jax.errors.JaxRuntimeError):  # too little memory doesn't mean a damaged checkpoint
         raise
     except Exception as error:  # Orbax, tensorstore, json and the network share no error type
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:MAX_REASON]
         others = [str(other) for other in manager.all_steps() if other < step]
         remedy = f"move it away to go on from {others[-1]}" if others else "put a whole one back"
-        said = f"checkpoint {step} in {manager.directory} cannot be read as this MODEL's ({reason})"
-        raise UserError(f"{said}; try again, or {remedy}") from None
+        said = f"checkpoint {step} in {manager.directory} cannot be read as this MODEL's"
+        raise UserError(f"{said} ({first_line(error)}); try again, or {remedy}") from None
     if opt_state is None:
         return found["weights"], None, {}
     opt_state = jax.tree.unflatten(jax.tree.structure(opt_state), found["moments"])
