@@ -74,7 +74,7 @@ def run_and_compare(trained: str) -> None:
     with pytest.raises(InterruptedError):
         train_llm(c, llm, grader, rows["train"], Path("run"))
     params, opt_state, model, batch, use, optimizer = called
-    policy = llama.copy_of(llm.actor)
+    policy = nnx.clone(llm.actor, arrays=True)
 
     of_step[2] = of_step[2].frozen
     for real, ours in zip((params, opt_state, model.frozen, batch), of_step, strict=True):

@@ -350,12 +350,6 @@ def unused_random_state(abstract: jax.ShapeDtypeStruct) -> jax.Array:
     return jnp.broadcast_to(jax.random.key(0) if is_key else jnp.zeros((), abstract.dtype), abstract.shape)
 
 
-def copy_of(adapter):
-    """A second model with a copy of the weights: the frozen reference."""
-    graphdef, state = nnx.split(adapter)
-    return nnx.merge(graphdef, jax.tree.map(jnp.copy, state))
-
-
 def in_memory(states: Any, kind: str) -> Any:
     """A copy of these arrays in "device" or "pinned_host" memory."""
     return jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind(kind)), states)

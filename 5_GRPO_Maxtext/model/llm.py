@@ -301,10 +301,9 @@ def load_llm(c, folder: Path, hf, tokenizer) -> Llm:
         its_config = llama.to_run_config(c, its)
         reference, _ = llama.load_llama(teacher, its, its_config, tokenizer.pad_token_id, trainer_devices)
     elif c.BETA:  # LoRA freezes the base weights, so the reference shares them instead of copying
-        reference = base if c.LORA_RANK else llama.copy_of(base)
+        reference = base if c.LORA_RANK else nnx.clone(base, arrays=True)
     if c.REFERENCE_OFFLOAD:
-        graphdef, state = nnx.split(reference)
-        reference = nnx.merge(graphdef, llama.in_memory(state, "pinned_host"))
+        reference = nnx.merge(*llama.in_memory(nnx.split(reference), "pinned_host"))
 
     if c.ROLLOUT_ENGINE == "vllm":
         from model import vllm  # needs the TPU packages
