@@ -348,11 +348,6 @@ def unused_random_state(abstract: jax.ShapeDtypeStruct) -> jax.Array:
     return jnp.broadcast_to(jax.random.key(0) if is_key else jnp.zeros((), abstract.dtype), abstract.shape)
 
 
-def in_memory(states: Any, kind: str) -> Any:
-    """A copy of these arrays in "device" or "pinned_host" memory."""
-    return jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind(kind)), states)
-
-
 def named_weights(adapter) -> dict[str, np.ndarray]:
     """The weights of a model in Tunix's adapter, by the MaxText names in `weight_mapping`."""
     weights = nnx.to_flat_state(nnx.state(adapter.base, nnx.Param))

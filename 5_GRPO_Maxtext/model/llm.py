@@ -212,7 +212,7 @@ class Llm:
         """The same under the starting model or the TEACHER."""
         graphdef, *states = self._reference
         if self.c.REFERENCE_OFFLOAD:
-            states = llama.in_memory(states, "device")
+            states = jax.device_put(states, jax.memory.Space.Device)
         found = self._log_probs(graphdef, tuple(states), batch)
         return jax.block_until_ready(found) if self.c.REFERENCE_OFFLOAD else found  # then the copy is freed
 
@@ -303,7 +303,7 @@ def load_llm(c, folder: Path, hf, tokenizer) -> Llm:
     elif c.BETA:  # LoRA freezes the base weights, so the reference shares them instead of copying
         reference = base if c.LORA_RANK else nnx.clone(base, arrays=True)
     if c.REFERENCE_OFFLOAD:
-        reference = nnx.merge(*llama.in_memory(nnx.split(reference), "pinned_host"))
+        reference = nnx.merge(*jax.device_put(nnx.split(reference), jax.memory.Space.Host))
 
     if c.ROLLOUT_ENGINE == "vllm":
         from model import vllm  # needs the TPU packages

@@ -88,9 +88,8 @@ def open_manager(root: str, max_to_keep: int | None = None) -> ocp.CheckpointMan
 
 @jax.jit
 def all_finite(tree: Any) -> jax.Array:
-    """Whether no floating-point number in a tree of arrays is NaN or infinite: bool []."""
-    numbers = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
-    return jnp.array([jnp.isfinite(x).all() for x in numbers]).all()
+    """Whether no number in a tree of arrays is NaN or infinite: bool []."""
+    return jnp.array([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()
 
 
 def save(manager: ocp.CheckpointManager, step: int, params, opt_state, loop: dict[str, Any], c) -> None:
