@@ -12,7 +12,6 @@ import math
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import numpy as np
@@ -152,16 +151,7 @@ def of_first(number: int) -> int:
 
 def all_agree(here: bool) -> bool:
     """Whether `here` is true on every host. If one host decided alone, the others would wait forever."""
-    if jax.process_count() == 1:
-        return here
     return bool(np.all(multihost_utils.process_allgather(np.bool_(here))))
-
-
-def whole(array: Any) -> np.ndarray:
-    """Copies an array to this host. If it's sharded over several hosts, all of them must call this."""
-    if isinstance(array, jax.Array) and not array.is_fully_addressable:
-        return multihost_utils.process_allgather(array, tiled=True)
-    return np.asarray(array)
 
 
 # %% Trainer and sampler ------------------------------------------------------------------------------------
