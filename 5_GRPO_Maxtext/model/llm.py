@@ -4,7 +4,6 @@ The main script uses an `Llm`, and a `Model` in its loss. Its sampler is a Tunix
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from concurrent import futures
 from pathlib import Path
@@ -14,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx
+from flax import nnx, struct
 from tqdm import tqdm
 from tunix.generate.tokenizer_adapter import TokenizerAdapter
 from tunix.rl.rollout.base_rollout import BaseRollout, RolloutConfig, RolloutOutput
@@ -45,12 +44,7 @@ class Pi(NamedTuple):
     entropy: jax.Array  # of the distribution the token was sampled from, in nats
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["graphdef", "frozen", "temperature"],
-    meta_fields=["pad_id", "logits_clip", "num_generations", "mesh", "axis_rules"],
-)
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Model:
     """The policy without its params: structure, frozen weights (with LoRA the base), temperature.
 
@@ -60,11 +54,11 @@ class Model:
     graphdef: Any
     frozen: Any
     temperature: float  # of the sampler, because pi is the distribution the answers are sampled from
-    pad_id: int
-    logits_clip: float
-    num_generations: int
-    mesh: jax.sharding.Mesh
-    axis_rules: tuple
+    pad_id: int = struct.field(pytree_node=False)
+    logits_clip: float = struct.field(pytree_node=False)
+    num_generations: int = struct.field(pytree_node=False)
+    mesh: jax.sharding.Mesh = struct.field(pytree_node=False)
+    axis_rules: tuple = struct.field(pytree_node=False)
 
     def __call__(self, params, batch) -> Pi:
         """Log-prob and entropy of each token of a gradient pass."""
