@@ -25,15 +25,6 @@ from run.run_files import read_object
 from settings import UserError
 
 
-def root_of(checkpoint_dir: str, folder: Path) -> str:
-    """Where to save checkpoints: in the run's folder, or under its name in CHECKPOINT_DIR."""
-    if checkpoint_dir.startswith("gs://"):
-        return f"{checkpoint_dir.rstrip('/')}/{folder.name}"
-    if checkpoint_dir:
-        return str(Path(checkpoint_dir).resolve() / folder.name)
-    return str(folder.resolve() / "checkpoints")
-
-
 def saved(root: str) -> list[int]:
     """The steps that have a checkpoint, in order."""
     place = epath.Path(root)
@@ -41,13 +32,15 @@ def saved(root: str) -> list[int]:
 
 
 def root_of_run(checkpoint_dir: str, folder: Path) -> str:
-    """Like `root_of`, but finds the folder in CHECKPOINT_DIR by run_id if it or RUN_DIR was renamed.
+    """Where to save checkpoints: in the run's folder, or under its name in CHECKPOINT_DIR.
 
-    Raises UserError if it belongs to another run, or if that can't be determined.
+    Finds that folder by run_id if it or RUN_DIR was renamed. Raises UserError if it belongs to another run,
+    or if that can't be determined.
     """
-    root = root_of(checkpoint_dir, folder)
     if not checkpoint_dir:
-        return root
+        return str(folder.resolve() / "checkpoints")
+    place = checkpoint_dir if checkpoint_dir.startswith("gs://") else Path(checkpoint_dir).resolve()
+    root = str(epath.Path(place) / folder.name)
     mine = read_object(folder / "run.json") or {"RUN_DIR": str(folder)}
     key = "run_id" if "run_id" in mine else "RUN_DIR"  # a lost run.json leaves only its name
     note = epath.Path(root) / "run.json"

@@ -50,7 +50,7 @@ class Run:
         steps, note = checkpoints.saved(self.checkpoints), read_object(self.logs / "run.json") or {}
         note |= {"RUN_DIR": str(self.folder)} | more | ({"saved": steps[-1]} if steps else {})
         settings.write_whole(self.logs / "run.json", json.dumps(note) + "\n")
-        if self.checkpoints != checkpoints.root_of("", self.folder):
+        if self.checkpoints != checkpoints.root_of_run("", self.folder):
             checkpoints.copy_files(self.logs, self.copy, again=True)
 
     @property
