@@ -36,7 +36,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # "PyTorch was not found": we don't need it
 
 HERE = Path(__file__).resolve().parent  # folder 5
-NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENOSPC}
+NOT_WRITABLE = {
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOSPC,
+}  # fmt: skip
 SMALL_HIDDEN_SIZE = 1024  # a model below it takes the laptop column
 
 # Types of constants that have a range.

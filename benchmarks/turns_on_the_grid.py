@@ -36,7 +36,7 @@ import grpo_llama3_1_8b_demo as demo
 import grpo_variants
 import settings
 from model import llama, versions
-from model.load import load_llm
+from model.llm import load_llm
 from model.rollout import right_padded, sampling
 from run import process
 from task import turns

@@ -23,7 +23,7 @@ import grpo_llama3_1_8b_demo as demo
 import inference
 import settings
 from run import checkpoints, process, run_folder, trained
-from run.run_files import checkpoint_at, read_log
+from run.run_files import checkpoint_at, read_log, read_object
 from settings import UserError
 from tools import convert_checkpoint as convert
 from tools import show_run
@@ -168,10 +168,13 @@ def test_json_that_can_be_read_and_is_none_of_ours_is_one_line(run, name):
         show_run.main(["run"])
 
 
-def test_a_profile_dir_that_cannot_be_made_is_refused_before_the_first_step(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"^PROFILE_DIR=.*file/x: Not a directory; choose another folder$"):
-        next(process.traced(range(9), f"{tmp_path}/file/x"))
+@pytest.mark.parametrize("name", ["file", "file/x"])
+def test_a_profile_dir_that_cannot_be_made_is_refused_before_the_first_step(name, empty_folder, capsys):
+    Path("file").touch()
+    with pytest.raises(SystemExit, match=r"^2$"):
+        settings.answer(lambda _: next(process.traced(range(9), name)))
+    reason = "File exists" if name == "file" else "Not a directory"
+    assert capsys.readouterr().err == f"error: {name}: {reason}; choose a folder that can be written\n"
 
 
 # --- whose a folder is
@@ -225,12 +228,13 @@ def test_a_run_finds_its_checkpoints_and_they_bring_its_files(name, kept, capsys
     arguments = [f"CHECKPOINT_DIR={kept}", "RUN_DIR=a"]
     first, other = begin(*arguments), begin(arguments[0], "RUN_DIR=other")  # beside another run
     files = {path.relative_to("a") for path in Path("a").rglob("*") if path.is_file()}
-    number = first.note()["run_id"]
+    number = read_object(first.logs / "run.json")["run_id"]
     happens(kept)
     capsys.readouterr()
     run = begin(arguments[0], f"RUN_DIR={folder}")
     assert run.checkpoints.endswith(f"kept/{root}") and checkpoints.saved(run.checkpoints) == [4]
-    assert run.note()["run_id"] == number != other.note()["run_id"] and run.note()["saved"] == 4
+    note, others = (read_object(each.logs / "run.json") for each in (run, other))
+    assert note["run_id"] == number != others["run_id"] and note["saved"] == 4
     assert {path.relative_to(folder) for path in Path(folder).rglob("*") if path.is_file()} == files
     assert ("taken over from" in capsys.readouterr().out) == ("lost" in name)
     assert trained.place_of(checkpoint_at(Path(folder), "CHECKPOINT")) == (run.checkpoints, 4)

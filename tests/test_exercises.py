@@ -28,7 +28,7 @@ CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 def load(folder) -> SimpleNamespace:
     if folder != "5_GRPO_Maxtext":
         return SimpleNamespace(**folders.load_all(folder))
-    names = "grader", "exercise_checks", "which_loss"
+    names = "grader", "exercise_checks"
     return SimpleNamespace(**{name: importlib.import_module(f"tools.exercises.{name}") for name in names})
 
 
@@ -129,7 +129,7 @@ METHODS = list(make_golden_batch.ADVANTAGES)
 
 
 def test_the_golden_batch_is_what_its_script_computes():
-    golden = load("5_GRPO_Maxtext").which_loss.BATCH
+    golden = load("5_GRPO_Maxtext").exercise_checks.BATCH
     for name, array in make_golden_batch.batch().items():
         np.testing.assert_array_equal(golden[name], array)
     new, old, ref = (golden[name].astype(float) for name in ("log_prob", "old_log_prob", "ref_log_prob"))
@@ -140,9 +140,9 @@ def test_the_golden_batch_is_what_its_script_computes():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_pieces_make_the_golden_losses(method):
-    which_loss = load("5_GRPO_Maxtext").which_loss
-    golden = which_loss.BATCH
-    value, gradient = (x for _, x in which_loss.look(which_loss.exercise(method, given=False).right))
+    checks = load("5_GRPO_Maxtext").exercise_checks
+    golden = checks.BATCH
+    value, gradient = (x for _, x in checks.look(checks.exercise(method, given=False).right))
     # float32 against float64: RLOO's value is a sum of 71 terms of size 1
     np.testing.assert_allclose(value, golden[f"{method}_loss"], atol=2e-6)
     np.testing.assert_allclose(gradient, golden[f"{method}_gradient"], atol=1e-7)
@@ -153,7 +153,7 @@ def test_a_readers_own_loss_is_recognised(case, tmp_path, capsys, monkeypatch):
     """A file that can't be used gets one line."""
     said, code, file = case["said"], case["exit"], tmp_path / "my_loss.py"
     if code == 1:  # all pairs of mistakes in one method instead of six
-        monkeypatch.setattr(load("5_GRPO_Maxtext").which_loss, "METHODS", {"grpo": {}})
+        monkeypatch.setattr(load("5_GRPO_Maxtext").exercise_checks, "METHODS", {"grpo": {}})
     file.write_text("import jax.numpy as jnp\n" + case["text"])
     monkeypatch.setattr(sys, "argv", ["exercises.py", str(file)])
     with pytest.raises(SystemExit) as stopped:

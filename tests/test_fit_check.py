@@ -17,8 +17,7 @@ import grpo_llama3_1_8b_demo as demo
 import reward_func
 import settings
 from model import llama
-from model.llm import split
-from model.load import load_llm
+from model.llm import load_llm, split
 from run import machine as machines
 from run import memory, start
 from settings import UserError
@@ -75,7 +74,7 @@ def run_and_compare(trained: str) -> None:
     with pytest.raises(InterruptedError):
         train_llm(c, llm, grader, rows["train"], Path("run"))
     params, opt_state, model, batch, use, optimizer = called
-    policy = llama.copy_of(llm.actor)
+    policy = nnx.clone(llm.actor, arrays=True)
 
     of_step[2] = of_step[2].frozen
     for real, ours in zip((params, opt_state, model.frozen, batch), of_step, strict=True):

@@ -24,7 +24,7 @@ import grpo_variants
 import reward_func
 import settings
 from model import llama
-from model.load import load_llm
+from model.llm import load_llm
 from model.rollout import sampling
 from run import start
 from run.training import TrainingRun

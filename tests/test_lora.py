@@ -17,7 +17,7 @@ import inference
 import reward_func
 import settings
 from model import llama, lora
-from model.load import load_llm
+from model.llm import load_llm
 from model.rollout import sampling
 from run import run_folder
 from task import prompts, run_grader
@@ -72,7 +72,7 @@ def test_at_first_it_is_the_base_model_and_merged_it_is_the_adapted_one(scan_lay
     fill_b(adapted)
     changed = logits(adapted, mesh)  # qwix: x W + scale (x A) B
     assert np.abs(changed - expected).max() > 1
-    plain = llama.copy_of(base)
+    plain = nnx.clone(base)
     nnx.update(plain, merge(nnx.state(adapted, nnx.Param)))  # x (W + scale A B)
     # float32 in another order, after three layers: 5e-5 seen of logits of size 10
     np.testing.assert_allclose(logits(plain, mesh), changed, atol=1e-3)

@@ -66,12 +66,8 @@ def test_a_reward_that_no_answer_can_earn_is_named_before_training(changes, rewa
     assert "\n" not in str(error.value)
 
 
-def test_another_end_of_turn_than_the_tokenizers_is_noted(capsys):
-    checked("check_answer", **OPENS)  # this reward doesn't look at the form
-    assert capsys.readouterr().out == ""
-    end = "{% if not loop.last or loop.length > 1 %}<|pad|>{% endif %}{% endfor %}"
-    checked("check_answer", old="{% endfor %}", new=end)
-    assert "ends an answer with <|pad|>, its tokenizer's eos_token is <|eot_id|>" in capsys.readouterr().out
+def test_a_reward_that_ignores_the_form_may_have_a_template_that_opens_it():
+    checked("check_answer", **OPENS)
 
 
 def test_a_chat_template_prints_the_same_day_tomorrow():

@@ -32,7 +32,7 @@ import grpo_llama3_1_8b_demo as demo
 import reward_func
 import settings
 from model import devices, llama, lora
-from model.load import load_llm
+from model.llm import load_llm
 from model.log_probs import log_probs
 from model.rollout import MaxTextRollout, right_padded, sampling
 from run import checks

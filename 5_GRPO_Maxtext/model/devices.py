@@ -12,7 +12,6 @@ import math
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import numpy as np
@@ -42,7 +41,7 @@ def check_gpu() -> None:
     try:
         backend = jax.default_backend()
     except (RuntimeError, AssertionError) as error:  # jax has no such backend or device
-        reason = first_line(error) or "no such device is set up here"
+        reason = first_line(error) if str(error) else "no such device is set up here"
         raise UserError(f"JAX_PLATFORMS={platforms}: {reason}; unset it to use the CPU") from None
     if gpu and not packages and backend == "cpu":
         print("devices  the NVIDIA GPU here is not used: these packages are the CPU's; see `make demo-cuda`")
@@ -152,16 +151,7 @@ def of_first(number: int) -> int:
 
 def all_agree(here: bool) -> bool:
     """Whether `here` is true on every host. If one host decided alone, the others would wait forever."""
-    if jax.process_count() == 1:
-        return here
     return bool(np.all(multihost_utils.process_allgather(np.bool_(here))))
-
-
-def whole(array: Any) -> np.ndarray:
-    """Copies an array to this host. If it's sharded over several hosts, all of them must call this."""
-    if isinstance(array, jax.Array) and not array.is_fully_addressable:
-        return multihost_utils.process_allgather(array, tiled=True)
-    return np.asarray(array)
 
 
 # %% Trainer and sampler ------------------------------------------------------------------------------------

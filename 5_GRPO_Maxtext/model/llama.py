@@ -48,8 +48,6 @@ def load_hf_config(model: str, weights: bool = True) -> tuple[Path, transformers
     if not folder.is_dir():
         patterns = ["*.json", "*.jinja", "README.md", "LICENSE*"]  # the last two: an export names the licence
         folder = from_hub(model, patterns + ["*.safetensors"] * weights)
-    if not (folder / "config.json").is_file():
-        raise UserError(f"MODEL={model}: {folder} has no config.json; give a Hugging Face model folder")
     if weights:
         weight_files(folder)
     try:
@@ -348,17 +346,6 @@ def unused_random_state(abstract: jax.ShapeDtypeStruct) -> jax.Array:
     """A key or a counter of that shape; a model without dropout never uses it."""
     is_key = jax.dtypes.issubdtype(abstract.dtype, jax.dtypes.prng_key)
     return jnp.broadcast_to(jax.random.key(0) if is_key else jnp.zeros((), abstract.dtype), abstract.shape)
-
-
-def copy_of(adapter):
-    """A second model with a copy of the weights: the frozen reference."""
-    graphdef, state = nnx.split(adapter)
-    return nnx.merge(graphdef, jax.tree.map(jnp.copy, state))
-
-
-def in_memory(states: Any, kind: str) -> Any:
-    """A copy of these arrays in "device" or "pinned_host" memory."""
-    return jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind(kind)), states)
 
 
 def named_weights(adapter) -> dict[str, np.ndarray]:

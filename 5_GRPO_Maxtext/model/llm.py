@@ -4,21 +4,22 @@ The main script uses an `Llm`, and a `Model` in its loss. Its sampler is a Tunix
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from concurrent import futures
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx
+from flax import nnx, struct
 from tqdm import tqdm
+from tunix.generate.tokenizer_adapter import TokenizerAdapter
 from tunix.rl.rollout.base_rollout import BaseRollout, RolloutConfig, RolloutOutput
 
 from grpo_variants import temperature_at
-from model import devices, llama
+from model import devices, llama, lora
 from model.log_probs import entropy_of, log_probs, log_probs_of_states
 from model.rollout import MaxTextRollout, right_padded, sampling
 from task import turns
@@ -43,12 +44,7 @@ class Pi(NamedTuple):
     entropy: jax.Array  # of the distribution the token was sampled from, in nats
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["graphdef", "frozen", "temperature"],
-    meta_fields=["pad_id", "logits_clip", "num_generations", "mesh", "axis_rules"],
-)
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Model:
     """The policy without its params: structure, frozen weights (with LoRA the base), temperature.
 
@@ -58,11 +54,11 @@ class Model:
     graphdef: Any
     frozen: Any
     temperature: float  # of the sampler, because pi is the distribution the answers are sampled from
-    pad_id: int
-    logits_clip: float
-    num_generations: int
-    mesh: jax.sharding.Mesh
-    axis_rules: tuple
+    pad_id: int = struct.field(pytree_node=False)
+    logits_clip: float = struct.field(pytree_node=False)
+    num_generations: int = struct.field(pytree_node=False)
+    mesh: jax.sharding.Mesh = struct.field(pytree_node=False)
+    axis_rules: tuple = struct.field(pytree_node=False)
 
     def __call__(self, params, batch) -> Pi:
         """Log-prob and entropy of each token of a gradient pass."""
@@ -210,7 +206,7 @@ class Llm:
         """The same under the starting model or the TEACHER."""
         graphdef, *states = self._reference
         if self.c.REFERENCE_OFFLOAD:
-            states = llama.in_memory(states, "device")
+            states = jax.device_put(states, jax.memory.Space.Device)
         found = self._log_probs(graphdef, tuple(states), batch)
         return jax.block_until_ready(found) if self.c.REFERENCE_OFFLOAD else found  # then the copy is freed
 
@@ -284,3 +280,35 @@ class SampledAhead:
             "logprobs": [np.asarray(row, float).tolist() for row in output.logprobs],
             "left_padded_prompt_tokens": np.asarray(output.left_padded_prompt_tokens).tolist(),
         }
+
+
+def load_llm(c, folder: Path, hf, tokenizer) -> Llm:
+    """The language model of a run; `folder`, `hf` and `tokenizer` are the checkpoint's."""
+    trainer_devices, rollout_mesh = devices.plan_devices(c, hf, jax.devices())
+    config = llama.to_run_config(c, hf)
+    base, mesh = llama.load_llama(folder, hf, config, tokenizer.pad_token_id, trainer_devices)
+    actor, merge, reference = base, None, None
+    if c.LORA_RANK:
+        actor, merge = lora.add_lora(base, mesh, config, c.LORA_RANK, c.LORA_ALPHA, c.LORA_TARGETS, c.SEED)
+    if c.TEACHER:
+        teacher, its = llama.load_hf_config(c.TEACHER)
+        its_config = llama.to_run_config(c, its)
+        reference, _ = llama.load_llama(teacher, its, its_config, tokenizer.pad_token_id, trainer_devices)
+    elif c.BETA:  # LoRA freezes the base weights, so the reference shares them instead of copying
+        reference = base if c.LORA_RANK else nnx.clone(base, arrays=True)
+    if c.REFERENCE_OFFLOAD:
+        reference = nnx.merge(*jax.device_put(nnx.split(reference), jax.memory.Space.Host))
+
+    if c.ROLLOUT_ENGINE == "vllm":
+        from model import vllm  # needs the TPU packages
+
+        engine, options = vllm.engine_class(), {}
+        how = sampling(c, **vllm.engine_config(c, folder, rollout_mesh, tokenizer.eos_ids))
+    else:
+        # On one device each prompt is computed once. With several, there may be fewer rows than devices.
+        prompt_config = llama.to_run_config(c, hf, rows=c.BATCH_SIZE) if mesh.size == 1 else None
+        engine, options = MaxTextRollout, dict(prompt_config=prompt_config, hf=hf, logits_clip=c.LOGITS_CLIP)
+        how, rollout_mesh = sampling(c), mesh
+    adapter = TokenizerAdapter(tokenizer)
+    rollout = engine(actor, adapter, rollout_mesh, how, maxtext_config=config, merge=merge, **options)
+    return Llm(c, actor, reference, rollout, how, mesh, config.logical_axis_rules)

@@ -33,8 +33,8 @@ def prepare_libraries() -> None:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, without the pages that some libraries add."""
-    return str(error).strip().partition("\n")[0]
+    """What an error says, or else its type; without the pages that some libraries add."""
+    return (str(error).strip() or type(error).__name__).partition("\n")[0][:300]
 
 
 @contextlib.contextmanager

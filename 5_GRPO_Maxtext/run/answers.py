@@ -12,16 +12,17 @@ One line per question of a kept step. Log-probs have one number per token, end-o
 An episode of ENVIRONMENT also has "turn" (-1: environment) and "advantages" per token, and its "rewards".
 """
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jax.experimental import multihost_utils
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from model import devices
 from run.run_files import read_lines
 from settings import write_whole
 
@@ -107,8 +108,10 @@ def append_step(
     `log_prob` has those before the update, [passes, N / passes, T], and after it.
     """
 
-    def flat(x):  # [passes, n, ...] to NumPy [N, ...]
-        return None if x is None else devices.whole(x).reshape(-1, *x.shape[2:])
+    whole = functools.partial(multihost_utils.process_allgather, tiled=True)  # of all hosts' shards: NumPy
+
+    def flat(x):  # [passes, n, ...] to [N, ...]
+        return None if x is None else whole(x).reshape(-1, *x.shape[2:])
 
     before, after = log_prob
     mask, advantages, samples = flat(batch.mask), flat(batch.advantage), samples.flat()
@@ -116,7 +119,7 @@ def append_step(
     rows = question_rows(
         tokenizer, grader, c.NUM_GENERATIONS, samples.answers.completion_ids, samples.questions | graded,
         advantages=advantages[:, 0] if advantages.shape[1] == 1 else advantages, counts=mask.any(axis=1),
-        log_prob=devices.whole(before).reshape(mask.shape), log_prob_after=flat(after),
+        log_prob=whole(before).reshape(mask.shape), log_prob_after=flat(after),
         log_prob_reference=flat(batch.ref_log_prob),
     )  # fmt: skip
     shared = {name: row[name] for name in ("step", "beta", "temperature")}

@@ -20,19 +20,9 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from etils import epath
 
+from model.versions import first_line
 from run.run_files import read_object
 from settings import UserError
-
-MAX_REASON = 160  # characters of a library's message
-
-
-def root_of(checkpoint_dir: str, folder: Path) -> str:
-    """Where to save checkpoints: in the run's folder, or under its name in CHECKPOINT_DIR."""
-    if checkpoint_dir.startswith("gs://"):
-        return f"{checkpoint_dir.rstrip('/')}/{folder.name}"
-    if checkpoint_dir:
-        return str(Path(checkpoint_dir).resolve() / folder.name)
-    return str(folder.resolve() / "checkpoints")
 
 
 def saved(root: str) -> list[int]:
@@ -42,13 +32,15 @@ def saved(root: str) -> list[int]:
 
 
 def root_of_run(checkpoint_dir: str, folder: Path) -> str:
-    """Like `root_of`, but finds the folder in CHECKPOINT_DIR by run_id if it or RUN_DIR was renamed.
+    """Where to save checkpoints: in the run's folder, or under its name in CHECKPOINT_DIR.
 
-    Raises UserError if it belongs to another run, or if that can't be determined.
+    Finds that folder by run_id if it or RUN_DIR was renamed. Raises UserError if it belongs to another run,
+    or if that can't be determined.
     """
-    root = root_of(checkpoint_dir, folder)
     if not checkpoint_dir:
-        return root
+        return str(folder.resolve() / "checkpoints")
+    place = checkpoint_dir if checkpoint_dir.startswith("gs://") else Path(checkpoint_dir).resolve()
+    root = str(epath.Path(place) / folder.name)
     mine = read_object(folder / "run.json") or {"RUN_DIR": str(folder)}
     key = "run_id" if "run_id" in mine else "RUN_DIR"  # a lost run.json leaves only its name
     note = epath.Path(root) / "run.json"
@@ -89,9 +81,8 @@ def open_manager(root: str, max_to_keep: int | None = None) -> ocp.CheckpointMan
 
 @jax.jit
 def all_finite(tree: Any) -> jax.Array:
-    """Whether no floating-point number in a tree of arrays is NaN or infinite: bool []."""
-    numbers = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
-    return jnp.array([jnp.isfinite(x).all() for x in numbers]).all()
+    """Whether no number in a tree of arrays is NaN or infinite: bool []."""
+    return jnp.array([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()
 
 
 def save(manager: ocp.CheckpointManager, step: int, params, opt_state, loop: dict[str, Any], c) -> None:
@@ -126,11 +117,10 @@ def restore(manager: ocp.CheckpointManager, step: int, params, opt_state=None) -
     except (MemoryError, jax.errors.JaxRuntimeError):  # too little memory doesn't mean a damaged checkpoint
         raise
     except Exception as error:  # Orbax, tensorstore, json and the network share no error type
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:MAX_REASON]
         others = [str(other) for other in manager.all_steps() if other < step]
         remedy = f"move it away to go on from {others[-1]}" if others else "put a whole one back"
-        said = f"checkpoint {step} in {manager.directory} cannot be read as this MODEL's ({reason})"
-        raise UserError(f"{said}; try again, or {remedy}") from None
+        said = f"checkpoint {step} in {manager.directory} cannot be read as this MODEL's"
+        raise UserError(f"{said} ({first_line(error)}); try again, or {remedy}") from None
     if opt_state is None:
         return found["weights"], None, {}
     opt_state = jax.tree.unflatten(jax.tree.structure(opt_state), found["moments"])

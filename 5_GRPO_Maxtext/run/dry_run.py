@@ -22,7 +22,7 @@ from etils import epath
 
 import settings
 from model import devices, llama, versions
-from run import checkpoints, checks, memory, run_files, run_folder, start
+from run import checks, memory, run_files, run_folder, start
 from run.machine import CHIPS
 from settings import UserError, find_path, reachable
 from task import questions
@@ -145,7 +145,7 @@ def check_paths(c, trained: int) -> None:
         f"{size * c.MAX_TO_KEEP / memory.GIB:.3g} GiB in {c.CHECKPOINT_DIR or folder}"
     )
     if on_target(c):
-        memory.check_disk(c, trained, checkpoints.root_of(c.CHECKPOINT_DIR, folder))
+        memory.check_disk(c, trained, c.CHECKPOINT_DIR or f"{folder}/checkpoints")
 
 
 def check_bucket(address: str) -> None:

@@ -45,17 +45,12 @@ class Run:
     checkpoints: str  # folder or gs:// address
     done: int = 0  # steps by an earlier process
 
-    def note(self, **more: Any) -> dict[str, Any]:
-        """Adds to run.json; returns all of it."""
-        mine = (read_object(self.logs / "run.json") or {}) | more
-        settings.write_whole(self.logs / "run.json", json.dumps(mine) + "\n")
-        return mine
-
     def keep(self, **more: Any) -> None:
         """Notes `more` and the newest checkpoint; copies what resume and report need to CHECKPOINT_DIR."""
-        steps = checkpoints.saved(self.checkpoints)
-        self.note(RUN_DIR=str(self.folder), **more, **({"saved": steps[-1]} if steps else {}))
-        if self.checkpoints != checkpoints.root_of("", self.folder):
+        steps, note = checkpoints.saved(self.checkpoints), read_object(self.logs / "run.json") or {}
+        note |= {"RUN_DIR": str(self.folder)} | more | ({"saved": steps[-1]} if steps else {})
+        settings.write_whole(self.logs / "run.json", json.dumps(note) + "\n")
+        if self.checkpoints != checkpoints.root_of_run("", self.folder):
             checkpoints.copy_files(self.logs, self.copy, again=True)
 
     @property
@@ -65,7 +60,7 @@ class Run:
 
     def same(self, now: Mapping[str, str], c) -> None:
         """Notes the identity of a new run; raises UserError if the run was started with something else."""
-        kept = self.note().get("identity", {})
+        kept = (read_object(self.logs / "run.json") or {}).get("identity", {})
         if said := changed(kept, now, c, f"RUN_DIR={self.folder}"):
             raise UserError(f"{said}; put it back, or choose another RUN_DIR")
         self.keep(identity=now | kept)

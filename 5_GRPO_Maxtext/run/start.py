@@ -12,8 +12,7 @@ import numpy as np
 import settings
 from grpo_variants import Method, own_functions
 from model import devices, llama, versions
-from model.llm import Llm
-from model.load import load_llm
+from model.llm import Llm, load_llm
 from run import checks, memory, process, report, run_folder
 from run.machine import changes
 from settings import UserError

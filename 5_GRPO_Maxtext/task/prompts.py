@@ -62,10 +62,10 @@ def as_letters(tokenizer, text: str) -> str:
     return control_tokens(tokenizer).sub(lambda token: token[0][0] + WORD_JOINER + token[0][1:], text)
 
 
-def chat(tokenizer, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
+def chat(tokenizer, messages: Sequence[Mapping[str, str]]) -> str:
     """`messages` in the tokenizer's chat template, dated DAY so that a resumed run gets the same prompts."""
     return tokenizer.apply_chat_template(
-        messages, add_generation_prompt=add_generation_prompt, tokenize=False, strftime_now=DAY.strftime
+        messages, add_generation_prompt=True, tokenize=False, strftime_now=DAY.strftime
     )
 
 
@@ -107,10 +107,9 @@ def with_prompts(c, rows: list[dict[str, str]], tokenizer, think_tags: bool):
 def check_form(c, tokenizer, grader) -> None:
     """Checks that a well-formatted answer survives MODEL's tokenizer and chat template.
 
-    UserError if a built-in reward of `grader` couldn't be earned. Prints if the chat template has another end
-    of turn than the tokenizer.
+    UserError if a built-in reward of `grader` couldn't be earned.
     """
-    tags, at = THINK_TAGS if grader.think_tags else TAGS, f"MODEL={c.MODEL}"
+    tags = THINK_TAGS if grader.think_tags else TAGS
     prompt = to_prompt(tokenizer, "1", template=c.TEMPLATE, system_prompt=c.SYSTEM_PROMPT)
     form, why = "{}1{}{}1{}".format(*tags), ""
     read = tokenizer.decode(tokenizer.encode(form, add_special_tokens=False), skip_special_tokens=True)
@@ -120,15 +119,5 @@ def check_form(c, tokenizer, grader) -> None:
     elif prompt.rstrip().endswith(tags[0]) and (WANT_REASONING_TAGS | WANT_THINK_TAGS).intersection(names):
         why = f"its chat template already writes {tags[0]}; take it out of chat_template"
     if why:
-        raise UserError(f"{at}: no answer earns all of {', '.join(names)}: {why}, or take other REWARDS")
-    try:
-        turns = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "<answer>"}]
-        after = chat(tokenizer, turns, add_generation_prompt=False).rpartition("<answer>")[2]
-    except Exception:  # a template for one message
-        after = ""
-    end = control_tokens(tokenizer).match(after)
-    if end and end[0] != tokenizer.eos_token:
-        print(
-            f"note: {at}: its chat template ends an answer with {end[0]}, its tokenizer's eos_token is "
-            f"{tokenizer.eos_token}: answers may go on to the limit"
-        )
+        earned = f"no answer earns all of {', '.join(names)}"
+        raise UserError(f"MODEL={c.MODEL}: {earned}: {why}, or take other REWARDS")

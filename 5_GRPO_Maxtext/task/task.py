@@ -1,5 +1,6 @@
 """The task of a run: its questions and rewards."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Optional
 
@@ -15,29 +16,22 @@ class Samples(NamedTuple):
 
     questions: dict[str, np.ndarray]  # columns, str [B, G]
     answers: Any  # `Answers` of model/llm.py: arrays [B, G, ...]
-    reward_parts: dict[str, np.ndarray]  # by reward function, float [B, G]
+    reward_parts: OrderedDict[str, np.ndarray]  # by reward function, float [B, G]; `jax.tree` sorts a dict
     rewards: np.ndarray  # their sum, float [B, G]
     mask: np.ndarray  # the tokens to train, bool [B, G, T]: the model's own, not an environment's or padding
     sampled: Optional["Samples"] = None  # all sampled groups, if some were replaced; for the log
 
     def groups(self, chosen: np.ndarray) -> "Samples":
         """The groups with these indices."""
-        return each(lambda x: x[chosen], self)
+        return jax.tree.map(lambda x: x[chosen], self)
 
     def flat(self) -> "Samples":
         """The same as arrays [N, ...], with the G answers to a question adjacent."""
-        return each(lambda x: x.reshape(-1, *x.shape[2:]), self._replace(sampled=None))
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), self._replace(sampled=None))
 
     def joined(self, more: "Samples") -> "Samples":
         """These groups, then those of `more`."""
-        return each(lambda *arrays: np.concatenate(arrays), self, more)
-
-
-def each(function: Callable[..., np.ndarray], *samples: Samples) -> Samples:
-    """`jax.tree.map` that keeps the order of the reward functions, for the log's columns."""
-    mapped = jax.tree.map(function, *samples)
-    in_order = {name: mapped.reward_parts[name] for name in samples[0].reward_parts}
-    return mapped._replace(reward_parts=in_order)
+        return jax.tree.map(lambda *arrays: np.concatenate(arrays), self, more)
 
 
 class Task(NamedTuple):
@@ -60,10 +54,10 @@ class Task(NamedTuple):
         """Grades the answers, summing over the rewards. Both arguments hold arrays [B * G, ...]."""
         ids = [row[:n] for row, n in zip(answers.completion_ids, answers.lengths, strict=True)]
         given = dict(completions=answers.texts.tolist(), completion_ids=ids, **questions)
-        parts = {reward.__name__: np.array(reward(**given)) for reward in self.rewards}  # [B * G] each
+        parts = OrderedDict((f.__name__, np.array(f(**given))) for f in self.rewards)  # [B * G] each
         rewards = np.sum(list(parts.values()), axis=0)
         samples = Samples(questions, answers, parts, rewards, mask=answers.turn >= 0)
-        return each(lambda x: x.reshape(-1, self.num_generations, *x.shape[1:]), samples)
+        return jax.tree.map(lambda x: x.reshape(-1, self.num_generations, *x.shape[1:]), samples)
 
     def right(self, samples: Samples) -> np.ndarray:
         """Whether an answer is right: bool [B, G]."""

@@ -72,7 +72,7 @@ from maxtext.checkpoint_conversion.to_maxtext import get_maxtext_model_info
 from maxtext.checkpoint_conversion.utils.utils import detect_and_extract_checkpoint
 
 from model import llama, lora, versions
-from run import checkpoints, run_files, trained
+from run import run_files, trained
 from run.memory import refuse_full_disk
 from tools import model_card
 
@@ -105,8 +105,7 @@ def from_orbax(checkpoint: Path) -> dict[str, np.ndarray]:
             args = ocp.args.PyTreeRestore(item=tree, restore_args=how, partial_restore=True)
             return detect_and_extract_checkpoint(orbax.restore(checkpoint, args=args))
     except Exception as error:  # of Orbax, tensorstore, json, the network: they share no type
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][: checkpoints.MAX_REASON]
-        fault = f"{checkpoint} cannot be read ({reason})"
+        fault = f"{checkpoint} cannot be read ({versions.first_line(error)})"
         raise UserError(f"SOURCE: {fault}; try again, or name another checkpoint") from None
 
 
@@ -240,9 +239,6 @@ def main(arguments: Sequence[str]) -> None:
     shutil.rmtree(partial, ignore_errors=True)  # of a conversion that was killed
     try:
         partial.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(f"TARGET={c.TARGET}: {error.strerror}; choose another folder") from None
-    try:
         if gguf:
             use = gguf_to_huggingface(c, source, partial)
         elif checkpoint:

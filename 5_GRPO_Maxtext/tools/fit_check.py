@@ -263,7 +263,7 @@ def devices_of(machine: Machine) -> list:
     try:
         return list(topologies.get_topology_desc(**description).devices)
     except Exception as error:  # jax has no type of its own for a plugin that is not there
-        fault = f"its compiler does not start ({str(error).splitlines()[0]})"
+        fault = f"its compiler does not start ({versions.first_line(error)})"
         remedy = f"run `make fit-setup`, then {python}/bin/python"
         raise UserError(f"{constant}={machine.name}: {fault}; {remedy}") from None
 

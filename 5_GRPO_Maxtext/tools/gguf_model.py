@@ -36,13 +36,11 @@ class GGUFLlama:
             self.refuse()
             self.tokenizer = self.make_tokenizer()
             self.config = self.make_config()
-        except FileNotFoundError:
-            raise UserError(f"SOURCE={path}: there is no such file; give a GGUF file or a folder") from None
         except UserError:
             raise
         except Exception as error:  # the reader runs past the end of the file; fields are missing or odd
-            reason = first_line(error) or type(error).__name__
-            raise UserError(f"SOURCE={path}: not a whole GGUF file ({reason}); fetch it again") from None
+            fault = f"not a whole GGUF file ({first_line(error)})"
+            raise UserError(f"SOURCE={path}: {fault}; fetch it again") from None
 
     def refuse(self) -> None:
         """Raises UserError for what isn't supported in the file."""

@@ -13,12 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated
-
-from pydantic import Field
 
 import settings
-from settings import Count, Seed, UserError
+from settings import Count, Seed, TwoOrMore, UserError
 
 
 # %% Constants ----------------------------------------------------------------------------------------------
@@ -27,7 +24,7 @@ class Constants:
     """Edit a value here, or give it for one run as NAME=value."""
 
     CHECKPOINT: str = ""  # a run's folder, or several of one MODEL, comma-separated (empty = the newest run)
-    SAMPLES: Annotated[int, Field(ge=2)] = 256  # n, answers per question; k goes up to n in powers of two
+    SAMPLES: TwoOrMore = 256  # n, answers per question; k goes up to n in powers of two
     NUM_QUESTIONS: Count = 512  # from the top of the run's test set
     BATCH_SIZE: Count = 512  # answers decoded at once; more: faster, and more memory
     SEED: Seed = 0  # of the sampled answers
