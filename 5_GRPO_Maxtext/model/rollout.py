@@ -260,8 +260,10 @@ class MaxTextRollout(BaseRollout):
     def encode(self, prompts: Sequence[str], P: int) -> np.ndarray:
         """Prompts of at most P tokens as int32 [len(prompts), P], left-padded."""
         ids_of = {p: self.tokenizer.encode(p, add_special_tokens=False) for p in dict.fromkeys(prompts)}
-        backwards = right_padded([ids_of[prompt][::-1] for prompt in prompts], P, self.pad_id(), np.int32)
-        return backwards[:, ::-1]
+        padded = np.full((len(prompts), P), self.pad_id(), np.int32)
+        for row, prompt in zip(padded, prompts, strict=True):
+            row[P - len(ids_of[prompt]) :] = ids_of[prompt]
+        return padded
 
     def _fill_up(self, rows: np.ndarray, count: int) -> np.ndarray:
         """Pads to `count` rows, so there's one shape and one compilation."""
