@@ -105,6 +105,6 @@ def test_a_file_that_was_cut_short_or_is_none_is_one_line(share):
     path = Path(make_gguf(MODEL))
     whole = path.read_bytes()
     path.write_bytes(b"no model " * 1000 if share is None else whole[: int(share * len(whole))])
-    for name, words in (("model.gguf", "not a whole GGUF file|lacks weight"), ("gone.gguf", "No such file")):
+    for name, words in (("model.gguf", "not a whole GGUF file|lacks weight"), ("gone.gguf", "no such file")):
         with pytest.raises(UserError, match=words):
             convert.main([f"SOURCE={name}", "TARGET=hf"])

@@ -36,6 +36,8 @@ class GGUFLlama:
             self.refuse()
             self.tokenizer = self.make_tokenizer()
             self.config = self.make_config()
+        except FileNotFoundError:
+            raise UserError(f"SOURCE={path}: there is no such file; give a GGUF file or a folder") from None
         except UserError:
             raise
         except Exception as error:  # the reader runs past the end of the file; fields are missing or odd

@@ -33,6 +33,7 @@ with np.load(Path(__file__).with_name("golden.npz")) as file:
     BATCH = dict(file)
 ARRAYS = ("old_log_prob", "ref_log_prob", "mask", "rewards")
 NUMBERS = ("epsilon", "epsilon_high", "beta", "num_generations", "max_tokens")
+GIVEN = ("advantage", *ARRAYS, *NUMBERS)  # what a reader's loss may ask for besides log_prob
 
 
 # %% Pieces -------------------------------------------------------------------------------------------------
@@ -287,10 +288,14 @@ def as_method(group_advantage: Callable, completion_mask: Callable, grpo_loss: C
 
 # %% A reader's own loss ------------------------------------------------------------------------------------
 def read_loss(path: str) -> Callable:
-    """The function `loss` of a file; raises UserError if there's none."""
+    """The function `loss` of a file; raises UserError if there's none that takes the golden batch."""
     function = getattr(load_file(Path(path), "loss"), "loss", None)
     if not callable(function):
         raise UserError(f"{path}: has no function `loss`; name yours so")
+    needed = [name for name, p in inspect.signature(function).parameters.items() if p.default is p.empty]
+    if not {"log_prob"} <= set(needed) <= {"log_prob", *GIVEN}:
+        may = f"log_prob and any of {', '.join(GIVEN)}"
+        raise UserError(f"{path}: loss asks for {', '.join(needed)}; its arguments may be {may}")
     return function
 
 
