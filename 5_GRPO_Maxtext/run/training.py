@@ -165,7 +165,7 @@ class TrainingRun:
     def steps(self, rollouts: Iterable[Any]) -> Iterator[Any]:
         """Yields the rollouts, one per step. Ctrl-C (or SIGTERM) ends them after the current step.
 
-        Either saves a checkpoint first, and so does a UserError from a faulty reward or environment.
+        Either saves a checkpoint first, and so does a UserError, as from a faulty reward or environment.
         """
         self._held_out(self.first_step)
         rollouts = iter(rollouts)
@@ -175,7 +175,9 @@ class TrainingRun:
                 raise KeyboardInterrupt
             self._started = time.perf_counter()
             try:
-                samples = next(rollouts)
+                if (samples := next(rollouts, None)) is None:
+                    ended = f"rollouts ended before step {step + 1} of {self.c.NUM_BATCHES}"
+                    raise UserError(f"METHOD={self.c.METHOD}: {ended}; yield (step, samples) for each step")
             except UserError:
                 if step:
                     self.save(step)
@@ -205,8 +207,7 @@ class TrainingRun:
         row |= mean_metrics(metrics) | getattr(self.llm.rollout, "metrics", {}) | process.memory_gib()
         if not c.BETA:
             row["kl"] = math.nan  # not measured isn't zero
-        seconds = time.perf_counter() - self._started
-        row |= answer_metrics(grader, samples.sampled or samples, seconds)
+        row |= answer_metrics(grader, samples.sampled or samples, time.perf_counter() - self._started)
         every = c.LOG_ANSWERS_EVERY
         if every and (done in (1, c.NUM_BATCHES) or done % every == 0):
             path, tokenizer = self.folder.logs / "answers.jsonl", self.llm.tokenizer
