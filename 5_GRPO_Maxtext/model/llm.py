@@ -40,7 +40,7 @@ class Pi(NamedTuple):
     """The policy's output at each token of the answers, float32 [N, T]."""
 
     log_prob: jax.Array
-    entropy: jax.Array  # of the distribution the token was sampled from, in nats
+    entropy: jax.Array  # in nats; at the sampler's temperature, before TOP_P and TOP_K
 
 
 @functools.partial(
@@ -57,7 +57,7 @@ class Model:
 
     graphdef: Any
     frozen: Any
-    temperature: float  # of the sampler, because pi is the distribution the answers are sampled from
+    temperature: float  # of the sampler: pi is the policy at this temperature, before TOP_P and TOP_K
     pad_id: int
     logits_clip: float
     num_generations: int

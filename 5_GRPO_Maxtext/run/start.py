@@ -117,7 +117,7 @@ def for_this_machine(c, arguments: Sequence[str]):
 def open_run(c, arguments: Sequence[str], course, tables) -> Iterator[tuple[Any, Llm, Task, run_folder.Run]]:
     """Yields the constants (MODEL with the hub's commit), the language model, task and run folder."""
     devices.find_devices(c)
-    llama.load_hf_config(c.MODEL, weights=False)
+    llama.load_hf_config(c.MODEL, weights=False)  # fetches config.json, which decides the constants' column
     c = for_this_machine(c, arguments)
     prepare(c, tables)
     checks.rollout_engine(c)
