@@ -98,9 +98,9 @@ def read_arguments(arguments: Sequence[str]) -> tuple[Constants, str, Checkpoint
     ):
         if holds:
             raise UserError(fault)
-    run = checkpoint.constants if checkpoint else {"MODEL": "tiny_llama"}
-    c = settings.read(Constants, given, {name: run[name] for name in RUNS_CONSTANTS if name in run})
-    if run.get("REWARD_FUNC") and not c.REWARD_FUNC:
+    trained_with = checkpoint.constants if checkpoint else {"MODEL": "tiny_llama"}
+    c = settings.read(Constants, given, {k: v for k, v in trained_with.items() if k in RUNS_CONSTANTS})
+    if trained_with.get("REWARD_FUNC") and not c.REWARD_FUNC:
         ours = *run_grader.COURSE_REWARDS, *run_grader.THINK_REWARDS  # not `compute_score`: the file has one
         kept = [name for name in settings.names_in(c.REWARDS) if name in ours]
         c = dataclasses.replace(c, REWARDS=",".join(kept))
@@ -121,8 +121,8 @@ def find_checkpoint(c: Constants) -> Checkpoint | None:
         raise UserError(f"CHECKPOINT={c.CHECKPOINT}: {why}; give its RUN_DIR, RUN_DIR/number, or base")
     if world := found.constants.get("ENVIRONMENT"):
         raise UserError(
-            f"CHECKPOINT={found.run}: was trained by turns with ENVIRONMENT={world}, and nobody answers its "
-            "model here; its evaluations are in evaluations.jsonl and after.json"
+            f"CHECKPOINT={found.run_dir}: was trained by turns with ENVIRONMENT={world}, and nobody answers "
+            "its model here; its evaluations are in evaluations.jsonl and after.json"
         )
     return found
 
@@ -243,7 +243,7 @@ def main(arguments: Sequence[str]) -> None:
         if checkpoint:
             untrained = trained.make_rollout(c, tokenizer, len(rows) * c.SAMPLES, checkpoint)
             log_probs.insert(0, asked.token_log_probs(c, untrained, output))
-            folder = checkpoint.run
+            folder = checkpoint.run_dir
         path = folder / "answers.html"
         asked.write_page(c, path, rollout.tokenizer, rows, output, log_probs, grader, about)
 

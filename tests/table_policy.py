@@ -215,7 +215,7 @@ def train(c, answers, points, folder: Path, takes=0.0):
 def train_llm(c, llm, grader, rows, folder: Path):
     """The loop on the page, on these questions; the rows of its log."""
     folder.mkdir(parents=True, exist_ok=True)
-    run = run_folder.Run(folder, folder, str(folder / "checkpoints"))
+    run = run_folder.RunFolder(folder, folder, str(folder / "checkpoints"))
     task = make_task(c, dict(train=rows, test=[], validation=[]), grader, {})
     with TrainingRun(c, llm, task, run, demo.evaluate) as training:
         return demo.train(c, llm, task, training)

@@ -114,9 +114,9 @@ def trained(tmp_path_factory):
     tokenizer = llama.load_tokenizer(model)
     questions, source = read_data(c)["test"]
     rows = prompts.make_prompts(c, questions[:16], source, tokenizer, False, folder / "too_long.csv")
-    with run_folder.open_run(c) as run:
+    with run_folder.open_folder(c) as run:
         llm = load_llm(c, model, hf, tokenizer)
-        log = train_llm(c, llm, run_grader.make_grader("", "", reward_func, rows), rows, run.folder)
+        log = train_llm(c, llm, run_grader.make_grader("", "", reward_func, rows), rows, run.path)
     # the sampler's merged weights are the trainer's W and A B; float32 in another order
     assert max(row["mismatch_max"] for row in log) < 1e-3
     how = sampling(c, "greedy", seed=jax.random.key(0))

@@ -57,7 +57,7 @@ def test_the_report_shows_an_answer_in_a_block_and_a_source_in_a_cell(finished, 
     kl = log[0].split(",").index("kl")
     row = [value if i != kl else "nan" for i, value in enumerate(log[-1].split(","))]
     (logs / "train_log.csv").write_text("\n".join([*log[:-1], ",".join(row), ""]))
-    report.write(c, run_folder.Run(logs, logs, str(logs / "checkpoints")), "test.jsonl")
+    report.write(c, run_folder.RunFolder(logs, logs, str(logs / "checkpoints")), "test.jsonl")
     markdown = (logs / "report.md").read_text(encoding="utf-8")
     for said in (capsys.readouterr().out, markdown):
         assert not obeyed(said) and "\\x1b[2J\\u202egnp.exe" in said

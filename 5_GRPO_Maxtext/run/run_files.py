@@ -59,14 +59,14 @@ def read_constants(folder: Path, constant: str = "RUN_DIR") -> dict[str, Any]:
 class Checkpoint(NamedTuple):
     """A checkpoint of a run; its step is None for the last one."""
 
-    run: Path  # RUN_DIR
+    run_dir: Path
     step: int | None
     constants: dict[str, Any]  # of the run, from constants.json
 
     @property
     def note(self) -> dict[str, Any]:
         """Its run.json; empty if that's lost."""
-        return read_object(self.run / "run.json") or {}
+        return read_object(self.run_dir / "run.json") or {}
 
 
 def checkpoint_at(path: Path, constant: str) -> Checkpoint | None:

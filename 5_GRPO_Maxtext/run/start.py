@@ -16,6 +16,7 @@ from model.llm import Llm
 from model.load import load_llm
 from run import checks, memory, process, report, run_folder
 from run.machine import changes
+from run.run_folder import RunFolder
 from settings import UserError
 from task import questions, run_grader, turns
 from task.prompts import check_form, make_prompts
@@ -114,29 +115,29 @@ def for_this_machine(c, arguments: Sequence[str]):
 
 
 @contextlib.contextmanager
-def open_run(c, arguments: Sequence[str], course, tables) -> Iterator[tuple[Any, Llm, Task, run_folder.Run]]:
+def open_run(c, arguments: Sequence[str], course, tables) -> Iterator[tuple[Any, Llm, Task, RunFolder]]:
     """Yields the constants (MODEL with the hub's commit), the language model, task and run folder."""
     devices.find_devices(c)
     llama.load_hf_config(c.MODEL, weights=False)  # fetches config.json, which decides the constants' column
     c = for_this_machine(c, arguments)
     prepare(c, tables)
     checks.rollout_engine(c)
-    folder, hf = llama.load_hf_config(c.MODEL)
-    c = replace(c, MODEL=llama.pinned(c.MODEL, folder))
-    tokenizer = llama.load_tokenizer(folder)
+    model_folder, hf = llama.load_hf_config(c.MODEL)
+    c = replace(c, MODEL=llama.pinned(c.MODEL, model_folder))
+    tokenizer = llama.load_tokenizer(model_folder)
     data = questions.read_data(c)
     grader = checked_grader(c, hf, tokenizer, course, data)
     if c.TEACHER:
         c = replace(c, TEACHER=llama.pinned(c.TEACHER, llama.load_hf_config(c.TEACHER)[0]))
     with devices.only_first_prints():
         devices.plan_devices(c, hf, jax.devices())  # refuses before anything is written
-        with run_folder.open_run(c, arguments) as run:
-            rows, sources = as_asked(c, data, grader, tokenizer, run.logs / "too_long.csv")
-            run.same(run_folder.identity(c, rows, grader.names, course.__file__), c)
-            llm = load_llm(c, folder, hf, tokenizer)
+        with run_folder.open_folder(c, arguments) as folder:
+            rows, sources = as_asked(c, data, grader, tokenizer, folder.logs / "too_long.csv")
+            folder.same(run_folder.identity(c, rows, grader.names, course.__file__), c)
+            llm = load_llm(c, model_folder, hf, tokenizer)
             parameters = llama.count_parameters(llm.actor)
             trained = memory.trained_parameters(c, hf, parameters)
-            memory.check_disk(c, trained, run.checkpoints)
+            memory.check_disk(c, trained, folder.checkpoints)
             task = make_task(c, rows, grader, sources)
-            report.introduce(c, run, parameters, trained, folder, hf, task, rows)
-            yield c, llm, task, run
+            report.introduce(c, folder, parameters, trained, model_folder, hf, task, rows)
+            yield c, llm, task, folder

@@ -16,10 +16,10 @@ from settings import UserError
 
 def place_of(checkpoint: Checkpoint, constant: str = "CHECKPOINT") -> tuple[str, int]:
     """The folder of the run's checkpoints, and the step of the one that `constant` names."""
-    root = str(checkpoint.run.resolve())  # a folder under CHECKPOINT_DIR, wherever that was copied to
+    root = str(checkpoint.run_dir.resolve())  # a folder under CHECKPOINT_DIR, wherever that was copied to
     if not checkpoints.saved(root):
-        root = checkpoints.root_of_run(checkpoint.constants.get("CHECKPOINT_DIR", ""), checkpoint.run)
-    named = f"{constant}={checkpoint.run}"
+        root = checkpoints.root_of_run(checkpoint.constants.get("CHECKPOINT_DIR", ""), checkpoint.run_dir)
+    named = f"{constant}={checkpoint.run_dir}"
     if not (steps := checkpoints.saved(root)):
         raise UserError(f"{named}: no checkpoint in {root}; train further, or name another run")
     if checkpoint.step not in (None, *steps):
@@ -31,7 +31,7 @@ def place_of(checkpoint: Checkpoint, constant: str = "CHECKPOINT") -> tuple[str,
 def say_changes(model: str, checkpoint: Checkpoint, then: str = "") -> None:
     """Prints how MODEL has changed since the run, if it has, and `then`; UserError with LoRA."""
     kept, now = checkpoint.note.get("identity", {}), {"MODEL": run_folder.model_digest(model)}
-    said = run_folder.changed(kept, now, SimpleNamespace(MODEL=model), str(checkpoint.run))
+    said = run_folder.changed(kept, now, SimpleNamespace(MODEL=model), str(checkpoint.run_dir))
     if said and checkpoint.constants.get("LORA_RANK"):
         raise UserError(f"{said}, and its A and B fit no other weights; put it back, or name it in MODEL")
     if said:
@@ -51,14 +51,14 @@ def make_rollout(c, tokenizer, answers: int, checkpoint: Checkpoint | None = Non
         dtype=c.DTYPE, weight_dtype=c.WEIGHT_DTYPE, scan_layers=c.SCAN_LAYERS,
     )  # fmt: skip
     adapter, mesh = llama.load_llama(folder, hf, config, tokenizer.pad_token_id)
-    merge, run = None, checkpoint.constants if checkpoint else {}
-    if run.get("LORA_RANK"):  # any seed will do: A and B are restored
-        numbers = (run[name] for name in ("LORA_RANK", "LORA_ALPHA", "LORA_TARGETS"))
+    merge, trained_with = None, checkpoint.constants if checkpoint else {}
+    if trained_with.get("LORA_RANK"):  # any seed will do: A and B are restored
+        numbers = (trained_with[name] for name in ("LORA_RANK", "LORA_ALPHA", "LORA_TARGETS"))
         adapter, merge = lora.add_lora(adapter, mesh, config, *numbers, seed=0)
     return MaxTextRollout(
         adapter, TokenizerAdapter(tokenizer), mesh,
         sampling(c, "policy"),  # the page's log-probs are the policy's own
-        maxtext_config=config, hf=hf, logits_clip=run.get("LOGITS_CLIP", 0.0), merge=merge,
+        maxtext_config=config, hf=hf, logits_clip=trained_with.get("LOGITS_CLIP", 0.0), merge=merge,
     )  # fmt: skip
 
 

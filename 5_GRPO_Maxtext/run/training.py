@@ -111,7 +111,7 @@ class TrainingLog:
 
 
 class TrainingRun:
-    """The folder of a run, from `run_folder.open_run`, open for training; use it in a `with` statement.
+    """The folder of a run, from `run_folder.open_folder`, open for training; use it in a `with` statement.
 
     Attributes:
         first_step: the first step to do; those before it are in the newest checkpoint.
@@ -127,7 +127,7 @@ class TrainingRun:
     def __enter__(self) -> "TrainingRun":
         logs = self.folder.logs
         with contextlib.ExitStack() as stack:
-            stack.enter_context(process.full_disk(self.folder.folder))
+            stack.enter_context(process.full_disk(self.folder.path))
             stack.callback(self.folder.keep)  # when the last checkpoint is whole
             self._manager = checkpoints.open_manager(self.folder.checkpoints, self.c.MAX_TO_KEEP)
             stack.callback(self._manager.close)

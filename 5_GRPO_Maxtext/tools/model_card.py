@@ -49,8 +49,8 @@ def model_card(checkpoint: Checkpoint, model: str, folder: Path) -> ModelCard:
     Only the last one of a finished run has metrics, from result.json. The licence comes from MODEL's files
     in `folder`. Untrusted text can't end the header, a table or a block.
     """
-    run, step, c = checkpoint
-    result = read_object(run / "result.json") or {}
+    run_dir, step, c = checkpoint
+    result = read_object(run_dir / "result.json") or {}
     after = result["after"] if step == result.get("steps") else {}  # else it's another checkpoint's
     trained_on, tested_on = (
         ", ".join(HUB_NAMES.get(source, source) for source, _ in questions.parse_sources(dataset))
