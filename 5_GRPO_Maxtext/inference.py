@@ -206,7 +206,7 @@ def main(arguments: Sequence[str]) -> None:
     process.keep_compiled()
     devices.check_gpu()
     grader = make_grader(c, rows)
-    tokenizer = llama.load_tokenizer(llama.load_hf_config(c.MODEL)[0])
+    tokenizer = llama.load_tokenizer(llama.fetch_model(c.MODEL)[0])
     about = f"base, {c.MODEL} as it is"
     if checkpoint:
         root, step = trained.place_of(checkpoint)

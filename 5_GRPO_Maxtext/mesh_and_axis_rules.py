@@ -221,7 +221,7 @@ def run_llama(c: Constants, strategy: Strategy) -> dict[str, Any]:
     """
     parts, tensor = strategy.mesh_shape
     fsdp = parts if strategy.rules["embed"] else 1
-    folder, hf = llama.load_hf_config("tiny_llama")
+    folder, hf = llama.fetch_model("tiny_llama")
     config = llama.to_maxtext_config(
         hf, rows=LLAMA_ROWS, prompt_tokens=LLAMA_TOKENS - 1, new_tokens=1,
         ici_data_parallelism=parts // fsdp, ici_fsdp_parallelism=fsdp, ici_tensor_parallelism=tensor,

@@ -200,7 +200,7 @@ CALLS = 8  # of 15 starts x 16 walks
 def table_of_credit() -> None:
     """How far the advantage of a move tells what the move was worth, A* = Q* - V*; the untrained model's."""
     c = settings.read(demo.Constants, [*COMMON.split(), "NUM_GENERATIONS=16"])
-    folder, hf = llama.load_hf_config(c.MODEL)
+    folder, hf = llama.fetch_model(c.MODEL)
     tokenizer = llama.load_tokenizer(folder)
     rollout = load_llm(c, folder, hf, tokenizer).rollout
     questions = [world.in_words(start) for start in world.starts("") for _ in range(16)]

@@ -48,7 +48,7 @@ def run_and_compare(trained: str) -> None:
     arguments = ["BATCH_SIZE=8", "TRAIN_MICRO_BATCH_SIZE=4", "NUM_GENERATIONS=2", "SCAN_LAYERS=True", trained,
                  "WARMUP_FRACTION=0.0", "RUN_DIR=run"]  # fmt: skip
     c = settings.read(demo.Constants, arguments)
-    folder, hf = llama.load_hf_config(c.MODEL)
+    folder, hf = llama.fetch_model(c.MODEL)
     tokenizer = llama.load_tokenizer(folder)
     assert jax.device_count() == 8
     model = llama.abstract_model(hf, llama.to_run_config(c, hf), jax.devices())

@@ -110,7 +110,7 @@ def test_only_the_named_weights_get_matrices():
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lora")
     c = settings.read(demo.Constants, [*RUN, f"RUN_DIR={folder / 'run'}"])
-    model, hf = llama.load_hf_config(c.MODEL)
+    model, hf = llama.fetch_model(c.MODEL)
     tokenizer = llama.load_tokenizer(model)
     questions, source = read_data(c)["test"]
     rows = prompts.make_prompts(c, questions[:16], source, tokenizer, False, folder / "too_long.csv")

@@ -68,7 +68,7 @@ def test_the_batch_of_a_card_is_the_largest_that_was_compiled_and_fits(monkeypat
 
 @pytest.mark.parametrize("kernel", ["dot_product", "flash", "autoselected"])
 def test_what_cannot_decode_is_refused_and_maxtext_itself_says_which_that_is(kernel, monkeypatch):
-    folder, hf = llama.load_hf_config("tiny_llama")
+    folder, hf = llama.fetch_model("tiny_llama")
     config = llama.to_maxtext_config(hf, rows=1, prompt_tokens=4, new_tokens=4, attention=kernel)
     adapter, _ = llama.load_llama(folder, hf, config, pad_id=0)
     op = next(module for _, module in nnx.iter_modules(adapter.base) if isinstance(module, AttentionOp))

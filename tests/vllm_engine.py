@@ -52,7 +52,7 @@ class Session:
         self.c = settings.read(demo.Constants, [*SETTINGS, f"RUN_DIR={folder}", *arguments])
         checks.refuse(self.c)
         self.folder = folder
-        model, self.hf = llama.load_hf_config(self.c.MODEL)
+        model, self.hf = llama.fetch_model(self.c.MODEL)
         self.tokenizer = llama.load_tokenizer(model)
         questions, source = read_data(self.c)["test"]
         too_long = folder / "too_long.csv"

@@ -39,10 +39,10 @@ SPARE_TOKENS = ("<|finetune_right_pad_id|>", "<|fim_pad|>")  # pad-only tokens o
 
 
 # %% Hugging Face's side ------------------------------------------------------------------------------------
-def load_hf_config(model: str, weights: bool = True) -> tuple[Path, transformers.PretrainedConfig]:
-    """Finds MODEL (a folder, or a name or name@revision on the Hugging Face hub) and reads its `config.json`.
+def fetch_model(model: str, weights: bool = True) -> tuple[Path, transformers.PretrainedConfig]:
+    """The folder of MODEL, downloaded if that's a name or name@revision on Hugging Face's hub, and its config.
 
-    `weights=False` leaves the weights on the hub, for a dry run.
+    `weights=False` leaves the weights on the hub. UserError if files are missing or MaxText can't run it.
     """
     folder = find_path(model)
     if not folder.is_dir():
@@ -105,7 +105,7 @@ def from_hub(model: str, patterns: list[str]) -> Path:
 def pinned(model: str, folder: Path) -> str:
     """MODEL with the commit taken from the hub, name@hash; a local folder is returned unchanged.
 
-    `folder`, from `load_hf_config`, is named after the commit in the hub's cache.
+    `folder`, from `fetch_model`, is named after the commit in the hub's cache.
     """
     return model if find_path(model).is_dir() else f"{model.partition('@')[0]}@{folder.name}"
 
@@ -170,7 +170,7 @@ def check_teacher(c, tokenizer) -> None:
     if not c.TEACHER:
         return
     try:
-        theirs = load_tokenizer(load_hf_config(c.TEACHER)[0])
+        theirs = load_tokenizer(fetch_model(c.TEACHER)[0])
     except UserError as error:
         raise UserError(str(error).replace("MODEL=", "TEACHER=", 1)) from None
     if theirs.get_vocab() != tokenizer.get_vocab():

@@ -20,7 +20,7 @@ def load_llm(c, folder: Path, hf, tokenizer) -> Llm:
     if c.LORA_RANK:
         actor, merge = lora.add_lora(base, mesh, config, c.LORA_RANK, c.LORA_ALPHA, c.LORA_TARGETS, c.SEED)
     if c.TEACHER:
-        teacher, its = llama.load_hf_config(c.TEACHER)
+        teacher, its = llama.fetch_model(c.TEACHER)
         its_config = llama.to_run_config(c, its)
         reference, _ = llama.load_llama(teacher, its, its_config, tokenizer.pad_token_id, trainer_devices)
     elif c.BETA:  # LoRA freezes the base weights, so the reference shares them instead of copying

@@ -41,7 +41,7 @@ def dry_run(c, arguments: Sequence[str], course: ModuleType, tables) -> None:
             raise
         print(f"hosts    unchecked ({error})")
     with contextlib.suppress(UserError):  # `find_model` names what's wrong with MODEL
-        llama.load_hf_config(c.MODEL, weights=False)
+        llama.fetch_model(c.MODEL, weights=False)
     c = start.for_this_machine(c, arguments)
     start.prepare(c, tables)
     with devices.only_first_prints():
@@ -91,14 +91,14 @@ def find_model(model: str, weights: bool):
     """
     local, config = find_path(model).is_dir(), settings.config_path(model)
     if not local and reachable(huggingface_hub.constants.ENDPOINT):
-        return (*llama.load_hf_config(model, weights=False), f"{model}, from the Hugging Face hub")
+        return (*llama.fetch_model(model, weights=False), f"{model}, from the Hugging Face hub")
     if not config:  # it isn't in the hub's cache
         if published := memory.published_config(model):
             said = "the hub is out of reach; published sizes from here, access and tokenizer unchecked"
             return None, published, f"{model}: {said}"
         fault = "no such folder, and the Hugging Face hub is out of reach; give a folder"
         raise UserError(f"MODEL={model}: {fault}")
-    folder, hf = llama.load_hf_config(str(config.parent), weights)
+    folder, hf = llama.fetch_model(str(config.parent), weights)
     patterns = {"weights": "*.safetensors", "tokenizer": "tokenizer*.json"}
     missing = [name for name, pattern in patterns.items() if not (weights or list(folder.glob(pattern)))]
     source = str(folder) if local else f"{model}, downloaded earlier to {folder}"

@@ -233,7 +233,7 @@ def model_digest(model: str) -> str:
 
     blake2b's digest is longer than those of older runs (sha256 of parts of a file), so `changed` skips these.
     """
-    folder, _ = llama.load_hf_config(model)
+    folder, _ = llama.fetch_model(model)
     if not find_path(model).is_dir():
         return folder.name
     files = [*llama.weight_files(folder), *sorted(folder.glob("*.json")), *sorted(folder.glob("*.jinja"))]

@@ -118,17 +118,17 @@ def for_this_machine(c, arguments: Sequence[str]):
 def open_run(c, arguments: Sequence[str], course, tables) -> Iterator[tuple[Any, Llm, Task, RunFolder]]:
     """Yields the constants (MODEL with the hub's commit), the language model, task and run folder."""
     devices.find_devices(c)
-    llama.load_hf_config(c.MODEL, weights=False)  # fetches config.json, which decides the constants' column
+    llama.fetch_model(c.MODEL, weights=False)  # fetches config.json, which decides the constants' column
     c = for_this_machine(c, arguments)
     prepare(c, tables)
     checks.rollout_engine(c)
-    model_folder, hf = llama.load_hf_config(c.MODEL)
+    model_folder, hf = llama.fetch_model(c.MODEL)
     c = replace(c, MODEL=llama.pinned(c.MODEL, model_folder))
     tokenizer = llama.load_tokenizer(model_folder)
     data = questions.read_data(c)
     grader = checked_grader(c, hf, tokenizer, course, data)
     if c.TEACHER:
-        c = replace(c, TEACHER=llama.pinned(c.TEACHER, llama.load_hf_config(c.TEACHER)[0]))
+        c = replace(c, TEACHER=llama.pinned(c.TEACHER, llama.fetch_model(c.TEACHER)[0]))
     with devices.only_first_prints():
         devices.plan_devices(c, hf, jax.devices())  # refuses before anything is written
         with run_folder.open_folder(c, arguments) as folder:

@@ -43,7 +43,7 @@ def make_rollout(c, tokenizer, answers: int, checkpoint: Checkpoint | None = Non
 
     `restore` fills these. It decodes `answers` answers in all, at most BATCH_SIZE of them at once.
     """
-    folder, hf = llama.load_hf_config(c.MODEL)
+    folder, hf = llama.fetch_model(c.MODEL)
     devices = jax.device_count()
     config = llama.to_maxtext_config(
         hf, rows=-(-min(c.BATCH_SIZE, answers) // devices) * devices,  # a multiple: each device gets as many

@@ -133,7 +133,7 @@ def write_safetensors(c: Constants, hf, config, weights: Iterator, target: Path)
 def to_maxtext(c: Constants, target: Path) -> str:
     """Hugging Face -> `target`/0/items: {"params": {"params": weights}}, as MaxText saves parameters."""
     try:
-        folder, hf = llama.load_hf_config(c.SOURCE)
+        folder, hf = llama.fetch_model(c.SOURCE)
         config = to_config(hf, c.WEIGHT_DTYPE or "float32", c.SCAN_LAYERS)
         check_disk(c, hf, config)
         weights = llama.named_weights(llama.load_llama(folder, hf, config, pad_id=0)[0])
@@ -179,7 +179,7 @@ def to_huggingface(c: Constants, saved: Path, checkpoint: run_files.Checkpoint |
             f"LORA_ALPHA; give {'the folder of the run' if adapted else 'MODEL'}"
         )
     model = c.MODEL or checkpoint.constants["MODEL"]
-    folder, hf = llama.load_hf_config(model)
+    folder, hf = llama.fetch_model(model)
     config = to_config(hf, c.WEIGHT_DTYPE or str(hf.dtype).removeprefix("torch."), scanned)
     shapes = {name: shape for name, (_, shape) in get_maxtext_model_info(config)[0].items()}
     for name in adapted or shapes:

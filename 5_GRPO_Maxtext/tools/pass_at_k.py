@@ -88,7 +88,7 @@ def count_right(c: Constants, run: str, trained: bool) -> dict[str, np.ndarray]:
     data = questions.read_data(made)
     everything = [row for rows, _ in data.values() for row in rows]
     grader = run_grader.make_grader(ask.REWARDS, ask.REWARD_FUNC, reward_func, everything)
-    tokenizer = llama.load_tokenizer(llama.load_hf_config(ask.MODEL)[0])
+    tokenizer = llama.load_tokenizer(llama.fetch_model(ask.MODEL)[0])
     made.NUM_TEST_QUESTIONS = c.NUM_QUESTIONS
     rows = start.as_asked(made, {"test": data["test"]}, grader, tokenizer)[0]["test"]
     rollout = runs.make_rollout(ask, tokenizer, c.SAMPLES * len(rows), checkpoint)

@@ -94,7 +94,7 @@ EXERCISES = {"group_advantage": GROUP_ADVANTAGE, "completion_mask": COMPLETION_M
 # %% Training with them -------------------------------------------------------------------------------------
 def as_method(group_advantage: Callable, completion_mask: Callable, grpo_loss: Callable) -> tuple:
     """The reader's functions as `advantage` and `objective` of a METHOD file, which exercises.py is."""
-    eos_id = functools.cache(lambda model: llama.load_tokenizer(llama.load_hf_config(model)[0]).eos_token_id)
+    eos_id = functools.cache(lambda model: llama.load_tokenizer(llama.fetch_model(model)[0]).eos_token_id)
 
     def advantage(samples):
         rewards = samples.rewards  # [B, G]
