@@ -311,7 +311,7 @@ def evaluate(c: Constants, llm: Llm, task: Task, rows: Sequence[dict[str, str]])
         name: evaluation.grade(task.grader, rows, llm.answer(rows, name))
         for name in dict.fromkeys(("greedy", c.EVAL_CONFIG))  # once if EVAL_CONFIG is greedy
     }
-    return evaluation.together(results[c.EVAL_CONFIG], results["greedy"], rows)
+    return evaluation.merge_greedy(results[c.EVAL_CONFIG], results["greedy"], rows)
 
 
 def main(arguments: list[str]) -> None:

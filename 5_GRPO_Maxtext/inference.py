@@ -23,7 +23,7 @@ from typing import Any, Literal
 import settings
 from constants import Arrays
 from run import checks, run_files
-from run.plain_text import shown
+from run.plain_text import escape_controls
 from run.run_files import Checkpoint
 from settings import Count, Seed, TwoOrMore, UserError, pair
 from task import prompts, questions, run_grader, task_rewards
@@ -154,13 +154,13 @@ def read_all(arguments: Sequence[str]):
 
 # %% Imports ------------------------------------------------------------------------------------------------
 if __name__ == "__main__":  # refuses bad input now, before seconds of imports
-    settings.answer_early(read_all)
+    settings.exit_early_on_error(read_all)
 
 import jax
 
 import reward_func
 from model import devices, llama, versions
-from model.rollout import sampling
+from model.rollout import sampling_config
 from run import asked, process, trained
 
 
@@ -210,19 +210,19 @@ def main(arguments: Sequence[str]) -> None:
     about = f"base, {c.MODEL} as it is"
     if checkpoint:
         root, step = trained.place_of(checkpoint)
-        trained.say_changes(c.MODEL, checkpoint)
+        trained.warn_if_model_changed(c.MODEL, checkpoint)
         rank = checkpoint.constants.get("LORA_RANK")
         about = f"{root}/{step}{f' (LoRA of rank {rank})' if rank else ''}, trained from {c.MODEL}"
-    print(shown(f"checkpoint: {about}"))
+    print(escape_controls(f"checkpoint: {about}"))
     own = checkpoint.constants.get("REWARD_FUNC") if checkpoint else ""
     if own and not c.REWARD_FUNC:
         theirs = f"the run's own are in {own}: only REWARD_FUNC={own} here would run it"
-        print(shown(f"rewards:    {grader}; {theirs}"))
+        print(escape_controls(f"rewards:    {grader}; {theirs}"))
     rows = add_prompts(c, rows, tokenizer, grader.think_tags)
 
     rollout = trained.make_rollout(c, tokenizer, len(rows) * c.SAMPLES, checkpoint)
     by_default = "greedy" if c.SAMPLES == 1 else "standard"
-    how = sampling(c, c.SAMPLING or by_default, seed=jax.random.key(c.SEED))
+    how = sampling_config(c, c.SAMPLING or by_default, seed=jax.random.key(c.SEED))
     if c.COMPARE:
         ask(c, rollout, how, rows, "before")
     if checkpoint:
@@ -230,9 +230,9 @@ def main(arguments: Sequence[str]) -> None:
     if question and c.SAMPLES == 1 and not c.COMPARE:
         rows[0]["after"] = [""]
         for piece in rollout.stream(rows[0]["prompts"], how):
-            print(shown(piece), end="", flush=True)
+            print(escape_controls(piece), end="", flush=True)
             rows[0]["after"][0] += piece
-        print(shown(asked.judged(grader, rows[0]["after"][0], rows[0])))
+        print(escape_controls(asked.judged(grader, rows[0]["after"][0], rows[0])))
     else:
         output = ask(c, rollout, how, rows, "after")
         asked.show(rows, grader)

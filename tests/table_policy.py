@@ -19,7 +19,7 @@ import grpo_variants as variants
 import reward_func
 import settings
 from model.llm import Llm, Model, split
-from model.rollout import sampling
+from model.rollout import sampling_config
 from run import checks, run_folder
 from run.training import TrainingRun
 from task import run_grader
@@ -208,7 +208,7 @@ def train(c, answers, points, folder: Path, takes=0.0):
     """The loop on the page, with these answers: the language model after it, and the rows of its log."""
     mesh, actor, frozen = two_tables()
     rollout = Scripted(actor, Tokenizer(), mesh, None, answers=answers, takes=takes)
-    llm = Llm(c, actor, frozen if c.BETA else None, rollout, sampling(c), mesh, ())
+    llm = Llm(c, actor, frozen if c.BETA else None, rollout, sampling_config(c), mesh, ())
     return llm, train_llm(c, llm, graded(points), questions(10 * c.BATCH_SIZE), folder)
 
 

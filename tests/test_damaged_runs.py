@@ -290,5 +290,5 @@ def test_what_is_not_finite_is_not_written(tmp_path, bad):
 def test_a_terminal_without_arrows_gets_their_escapes(monkeypatch):
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
     monkeypatch.setattr(sys, "stdout", terminal)
-    settings.answer(lambda arguments: print("\u2192", flush=True))
+    settings.exit_on_error(lambda arguments: print("\u2192", flush=True))
     assert terminal.buffer.getvalue() == b"\\u2192\n"

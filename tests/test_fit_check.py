@@ -63,7 +63,7 @@ def run_and_compare(trained: str) -> None:
 
     data = questions.read_data(c)
     grader = start.checked_grader(c, hf, tokenizer, reward_func, data)
-    rows, _ = start.as_asked(c, data, grader, tokenizer)
+    rows, _ = start.make_splits(c, data, grader, tokenizer)
     llm = load_llm(c, folder, hf, tokenizer)
     called, update = [], demo.update
 
@@ -175,7 +175,7 @@ def test_the_largest_batch_is_found_by_halving(monkeypatch, name, held, beside, 
     def check(name, algorithm, arguments, update_alone):
         given = {"NUM_GENERATIONS": 8} | dict(argument.split("=") for argument in arguments)
         asked = int(given["BATCH_SIZE"]) * int(given["NUM_GENERATIONS"])
-        each = asked / machines.named(name).chips
+        each = asked / machines.parse_machine(name).chips
         row = dict(answers=asked, left=held - each, vllm_least=each, vllm_most=beside)
         return [row], f"{asked} answers"
 
@@ -187,4 +187,4 @@ def test_the_largest_batch_is_found_by_halving(monkeypatch, name, held, beside, 
 @pytest.mark.parametrize("name", ["v5p-8", "t4"])
 def test_without_its_compiler_the_remedy_is_named(name):
     with pytest.raises(UserError, match=rf"={name}: its compiler does not start .*make fit-setup"):
-        fit.devices_of(fit.named(name))
+        fit.devices_of(fit.parse_machine(name))

@@ -25,7 +25,7 @@ import reward_func
 import settings
 from model import llama
 from model.load import load_llm
-from model.rollout import sampling
+from model.rollout import sampling_config
 from run import start
 from run.training import TrainingRun
 from task import prompts, run_grader
@@ -80,7 +80,7 @@ def tunix_learner(c, answers, **config):
         actor=actor, reference=reference, tokenizer=Tokenizer(),
         cluster_config=ClusterConfig(
             role_to_mesh=dict.fromkeys(roles, mesh), role_to_logical_axis_rule=dict.fromkeys(roles, ()),
-            rollout_engine=functools.partial(Scripted, answers=answers), rollout_config=sampling(c),
+            rollout_engine=functools.partial(Scripted, answers=answers), rollout_config=sampling_config(c),
             training_config=training,
         ),
     )  # fmt: skip

@@ -18,7 +18,7 @@ import reward_func
 import settings
 from model import llama, lora
 from model.load import load_llm
-from model.rollout import sampling
+from model.rollout import sampling_config
 from run import run_folder
 from task import prompts, run_grader
 from task.questions import read_data
@@ -119,7 +119,7 @@ def trained(tmp_path_factory):
         log = train_llm(c, llm, run_grader.make_grader("", "", reward_func, rows), rows, run.path)
     # the sampler's merged weights are the trainer's W and A B; float32 in another order
     assert max(row["mismatch_max"] for row in log) < 1e-3
-    how = sampling(c, "greedy", seed=jax.random.key(0))
+    how = sampling_config(c, "greedy", seed=jax.random.key(0))
     return llm, folder / "run", rows, llm.rollout.generate([row["prompts"] for row in rows], how).text
 
 

@@ -106,7 +106,7 @@ def test_flash_needs_its_blocks_and_its_card(machine, length, refused):
     for kernel in ("autoselected", "dot_product"):
         c = settings.read(demo.Constants, [*QWEN, f"ATTENTION={kernel}", "MAX_PROMPT_LENGTH=200",
                                            f"TOTAL_GENERATION_STEPS={length - 200}"])  # fmt: skip
-        fault = machines.attention_fault(c, machines.named(machine))
+        fault = machines.attention_fault(c, machines.parse_machine(machine))
         assert bool(fault) == (refused and kernel == "autoselected")
 
 

@@ -21,7 +21,7 @@ from jax.experimental import multihost_utils
 
 import settings
 from model.versions import first_line
-from run.machine import CARDS, CHIPS, TPU, Machine, attention_fault, named
+from run.machine import CARDS, CHIPS, TPU, Machine, attention_fault, parse_machine
 from settings import UserError
 
 # %% GPU ----------------------------------------------------------------------------------------------------
@@ -60,13 +60,13 @@ def machine_for(c) -> Machine:
 
     On a CPU, a large model's dry run assumes a TPU.
     """
-    if told := named(c.MACHINE):
+    if told := parse_machine(c.MACHINE):
         return told
     device, count, platform = jax.devices()[0], jax.device_count(), jax.default_backend()
     name = device.device_kind
     if platform == "tpu":
         family = next((family for family, chip in CHIPS.items() if name in chip.kinds), "v6e")
-        return named(f"{family}-{count * CHIPS[family].counts}")
+        return parse_machine(f"{family}-{count * CHIPS[family].counts}")
     if platform == "gpu":
         card = next((card for card, row in CARDS.items() if row["name"] == name), "")
         name = f"{count}x" * (count > 1) + (card or name)

@@ -40,7 +40,7 @@ SPARE_TOKENS = ("<|finetune_right_pad_id|>", "<|fim_pad|>")  # pad-only tokens o
 
 # %% Hugging Face's side ------------------------------------------------------------------------------------
 def fetch_model(model: str, weights: bool = True) -> tuple[Path, transformers.PretrainedConfig]:
-    """The folder of MODEL, downloaded if that's a name or name@revision on Hugging Face's hub, and its config.
+    """The folder of MODEL, downloaded if it's a name or name@revision on Hugging Face's hub, and its config.
 
     `weights=False` leaves the weights on the hub. UserError if files are missing or MaxText can't run it.
     """

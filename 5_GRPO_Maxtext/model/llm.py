@@ -20,7 +20,7 @@ from tunix.rl.rollout.base_rollout import BaseRollout, RolloutConfig, RolloutOut
 from grpo_variants import temperature_at
 from model import devices, llama
 from model.log_probs import entropy_of, log_probs, log_probs_of_states
-from model.rollout import MaxTextRollout, right_padded, sampling
+from model.rollout import MaxTextRollout, right_padded, sampling_config
 from task import turns
 
 
@@ -150,7 +150,7 @@ class Llm:
             key = jax.random.fold_in(jax.random.key(self.c.SEED + 1), start)
             part = questions[start : start + chunk]
             asked = ([row[name] for row in part] for name in ("prompts", "question"))
-            chunks.append(self.to_arrays(self._ask(*asked, sampling(self.c, config_name), key)))
+            chunks.append(self.to_arrays(self._ask(*asked, sampling_config(self.c, config_name), key)))
         return jax.tree.map(lambda *arrays: np.concatenate(arrays), *chunks)
 
     def to_arrays(self, output: RolloutOutput) -> Answers:

@@ -8,7 +8,7 @@ from tunix.generate.tokenizer_adapter import TokenizerAdapter
 
 from model import devices, llama, lora
 from model.llm import Llm
-from model.rollout import MaxTextRollout, sampling
+from model.rollout import MaxTextRollout, sampling_config
 
 
 def load_llm(c, folder: Path, hf, tokenizer) -> Llm:
@@ -33,12 +33,12 @@ def load_llm(c, folder: Path, hf, tokenizer) -> Llm:
         from model import vllm  # needs the TPU packages
 
         engine, options = vllm.engine_class(), {}
-        how = sampling(c, **vllm.engine_config(c, folder, rollout_mesh, tokenizer.eos_ids))
+        how = sampling_config(c, **vllm.engine_config(c, folder, rollout_mesh, tokenizer.eos_ids))
     else:
         # On one device each prompt is computed once. With several, there may be fewer rows than devices.
         prompt_config = llama.to_run_config(c, hf, rows=c.BATCH_SIZE) if mesh.size == 1 else None
         engine, options = MaxTextRollout, dict(prompt_config=prompt_config, hf=hf, logits_clip=c.LOGITS_CLIP)
-        how, rollout_mesh = sampling(c), mesh
+        how, rollout_mesh = sampling_config(c), mesh
     adapter = TokenizerAdapter(tokenizer)
     rollout = engine(actor, adapter, rollout_mesh, how, maxtext_config=config, merge=merge, **options)
     return Llm(c, actor, reference, rollout, how, mesh, config.logical_axis_rules)

@@ -8,7 +8,7 @@ import importlib.util
 import itertools
 
 from constants import Machine
-from run.machine import CARDS, named
+from run.machine import CARDS, parse_machine
 from settings import UserError, names_in
 from task import questions, run_grader
 
@@ -66,7 +66,7 @@ def combinations(c) -> None:
         ("TEMPERATURE", vllm and max(c.TEMPERATURE, c.TEMPERATURE_END) > VLLM_TEMPERATURE,
          f"TEMPERATURE_END={c.TEMPERATURE_END}: vLLM takes at most {VLLM_TEMPERATURE}; lower it, or set "
          "ROLLOUT_ENGINE=maxtext"),
-        ("MACHINE", c.MACHINE and not named(c.MACHINE),
+        ("MACHINE", c.MACHINE and not parse_machine(c.MACHINE),
          f"no such machine; {', '.join(CARDS)}, several of them (8xh100), or a TPU slice (v6e-8)"),
         ("MACHINE", c.MACHINE and not c.DRY_RUN,
          "is what a dry run plans for, a run takes what is here; set DRY_RUN=True"),

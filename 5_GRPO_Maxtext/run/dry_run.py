@@ -118,7 +118,7 @@ def check_data(c, hf, tokenizer, course: ModuleType) -> None:
     grader = start.checked_grader(c, hf, tokenizer, course, data)
     if c.ENVIRONMENT:
         print(f"world    {c.ENVIRONMENT}, at most {c.MAX_TURNS} turns")
-    rows, sources = start.as_asked(c, data, grader, tokenizer)
+    rows, sources = start.make_splits(c, data, grader, tokenizer)
     questions.say_overlap(rows)
     lengths = f"at most {c.MAX_PROMPT_LENGTH} tokens" if tokenizer else "lengths unchecked (no tokenizer)"
     for split, asked in rows.items():

@@ -70,7 +70,7 @@ def grade(grader, rows: Sequence[Mapping[str, str]], answers) -> dict[str, Any]:
     return result
 
 
-def together(sampled: dict[str, Any], greedy: dict[str, Any], rows) -> dict[str, Any]:
+def merge_greedy(sampled: dict[str, Any], greedy: dict[str, Any], rows) -> dict[str, Any]:
     """Merges two evaluations: the greedy metrics and lists become `greedy_...`; adds what was `asked`."""
     kept = ("answer_accuracy", "lenient_accuracy", "format_accuracy", "completions", "correct")
     asked = [{name: row[name] for name in ("question", "answer", "data_source")} for row in rows]
@@ -115,7 +115,7 @@ def measured(results: Sequence[Result]) -> tuple[str, str]:
     return ("correct_lenient", "lenient_accuracy") if by_number else ("correct", "answer_accuracy")
 
 
-def change(before: Sequence[bool], after: Sequence[bool]) -> tuple[int, int, int]:
+def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> tuple[int, int, int]:
     """How many turned right, how many wrong; and 1: clearly better, -1: clearly worse, 0: may be chance."""
     from scipy.stats import binomtest
 
@@ -133,14 +133,14 @@ def headline(tests: Sequence[Result], evaluations: Sequence[Result], steps: int)
         return said
     before, after = tests if over else (evaluations[0], evaluations[-1])
     name, key = measured((before, after))
-    right, _, sign = change(before[name], after[name])
+    right, _, sign = mcnemar(before[name], after[name])
     verdict = "worked" if sign > 0 else "got_worse" if sign < 0 else "unclear" if right else "no_gain"
     right = Sentence(key, before=before[key], after=after[key])  # "35% to 99% right"
     said += [Sentence(verdict if over else "so_far", change=right)]
-    if name == "correct" and change(before["format_ok"], after["format_ok"])[2]:
+    if name == "correct" and mcnemar(before["format_ok"], after["format_ok"])[2]:
         shares = before["format_accuracy"], after["format_accuracy"]
         said += [Sentence("format_change", before=shares[0], after=shares[1])]
-    apart = [i for i, one in enumerate(evaluations) if change(one[name], evaluations[-1][name])[2]]
+    apart = [i for i, one in enumerate(evaluations) if mcnemar(one[name], evaluations[-1][name])[2]]
     if sign > 0 and apart and len(evaluations) > 2:  # with two of them, nothing is known in between
         since = evaluations[apart[-1] + 1]["step"]
         said += [Sentence("flat" if since < evaluations[-1]["step"] else "rising", step=since)]
@@ -150,7 +150,7 @@ def headline(tests: Sequence[Result], evaluations: Sequence[Result], steps: int)
 def reasons(before: Result, after: Result) -> list[Sentence]:
     """Where the change comes from, as far as we can count it."""
     name, _ = measured((before, after))
-    right, wrong, _ = change(before[name], after[name])
+    right, wrong, _ = mcnemar(before[name], after[name])
     said = [Sentence("turned", right=right, wrong=wrong, all=len(before[name]))]
     had_it = zip(before["correct"], after["correct"], before["correct_lenient"], strict=True)
     if name == "correct" and right:
@@ -164,7 +164,7 @@ def dips(evaluations: Sequence[Result]) -> list[tuple[int, bool, Sentence]]:
     found, (name, key) = [], measured(evaluations)
     for old, new in pairwise(evaluations):
         if new[key] < old[key]:
-            right, wrong, sign = change(old[name], new[name])
+            right, wrong, sign = mcnemar(old[name], new[name])
             form = sum(a > b and number for a, b, number in zip(old[name], new[name], new["correct_lenient"]))
             dip = Sentence("dip", step=new["step"], wrong=wrong, form=form, right=right)
             found += [(new["step"], sign < 0, dip)]
@@ -182,7 +182,7 @@ def best(evaluations: Sequence[Result]) -> Sentence | None:
 def between(names: Sequence[str], after: Sequence[Result]) -> Sentence:
     """Which of two runs answers the same test questions better."""
     name, key = measured(after)
-    _, _, sign = change(*(result[name] for result in after))
+    _, _, sign = mcnemar(*(result[name] for result in after))
     (worse, low), (better, high) = list(zip(names, (result[key] for result in after)))[:: sign or 1]
     shares = Sentence(f"{key}_each", first=better, high=high, second=worse, low=low)
     return Sentence("better" if sign else "no_winner", better=better, shares=shares)

@@ -1,7 +1,7 @@
 """The machine a run is for, and the defaults that depend on it. Nothing here imports jax.
 
-The tpu column of the constants is for a large model on a TPU with vLLM. `changes` adapts it to another
-machine or engine; only this file decides engine, attention, dtype and batch.
+The tpu column of the constants is for a large model on a TPU with vLLM. `machine_defaults` adapts it to
+another machine or engine; only this file decides engine, attention, dtype and batch.
 """
 
 import csv
@@ -70,7 +70,7 @@ def compiled(machine: str, files: Iterable[str]) -> dict[str, list[dict[str, str
     return found
 
 
-def named(name: str) -> Machine | None:
+def parse_machine(name: str) -> Machine | None:
     """A TPU slice, an NVIDIA card, or several ("8xh100"); None if there's no such machine."""
     count, card = re.fullmatch(r"(?s)(?:([1-9]\d*)x)?(.*)", name).groups()
     if row := CARDS.get(card):
@@ -81,7 +81,7 @@ def named(name: str) -> Machine | None:
     return Machine("tpu", name, 0.0, family, chips, CHIPS[family].gib) if chips else None
 
 
-def changes(machine: Machine, given: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+def machine_defaults(machine: Machine, given: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     """How a machine changes the tpu column: the new value of each changed constant, and why.
 
     `given` are the constants set by the user, as text or as values.

@@ -18,7 +18,7 @@ import transformers
 
 import settings
 from model import devices, lora
-from run.machine import TPU, Machine, compiled, named
+from run.machine import TPU, Machine, compiled, parse_machine
 from settings import HERE, UserError
 
 GIB = 2**30
@@ -173,7 +173,7 @@ def plan_memory(c, hf, parameters: int) -> str:
     elif not here.gib:
         here = here._replace(gib=jax.devices()[0].memory_stats()["bytes_limit"] / GIB)
     faults, found = [], {"fits": [], "unknown": [], "does not fit": []}
-    for machine in map(named, SLICES) if here == TPU else [here]:
+    for machine in map(parse_machine, SLICES) if here == TPU else [here]:
         try:
             fits, said = planned(c, hf, parameters, machine)
         except UserError as error:

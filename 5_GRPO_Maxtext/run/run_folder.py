@@ -66,7 +66,7 @@ class RunFolder:
     def same(self, now: Mapping[str, str], c) -> None:
         """Notes the identity of a new run; raises UserError if the run was started with something else."""
         kept = self.note().get("identity", {})
-        if said := changed(kept, now, c, f"RUN_DIR={self.path}"):
+        if said := change_message(kept, now, c, f"RUN_DIR={self.path}"):
             raise UserError(f"{said}; put it back, or choose another RUN_DIR")
         self.keep(identity=now | kept)
 
@@ -217,7 +217,7 @@ def identity(c, rows: Mapping[str, Sequence[Mapping]], names: Sequence[str], cou
     return found
 
 
-def changed(kept: Mapping[str, str], now: Mapping[str, str], c, run: str) -> str:
+def change_message(kept: Mapping[str, str], now: Mapping[str, str], c, run: str) -> str:
     """What has changed since `run`, such as "RUN_DIR=runs/mine", was started, in a sentence; "" if nothing.
 
     Only compares what both have: a tool has less than the run, and a hub's commit isn't a folder's digest.
@@ -231,7 +231,7 @@ def changed(kept: Mapping[str, str], now: Mapping[str, str], c, run: str) -> str
 def model_digest(model: str) -> str:
     """A hub model's commit; else the digest of a folder's weights, config and tokenizer.
 
-    blake2b's digest is longer than those of older runs (sha256 of parts of a file), so `changed` skips these.
+    blake2b's digest is longer than older runs' (sha256 of parts of a file), so `change_message` skips these.
     """
     folder, _ = llama.fetch_model(model)
     if not find_path(model).is_dir():

@@ -15,7 +15,7 @@ from model import devices, llama, versions
 from model.llm import Llm
 from model.load import load_llm
 from run import checks, memory, process, report, run_folder
-from run.machine import changes
+from run.machine import machine_defaults
 from run.run_folder import RunFolder
 from settings import UserError
 from task import questions, run_grader, turns
@@ -55,7 +55,8 @@ def check_method(c, tables) -> None:
     }
     plain, own = Method(*(next(iter(table.values())) for table in tables.values())), own_functions(c.METHOD)
     for name in own.keys() & calls.keys():
-        given = run_grader.called(f"METHOD={c.METHOD}: {name} raised", calls[name], plain._replace(**own))
+        raised = f"METHOD={c.METHOD}: {name} raised"
+        given = run_grader.call_user_code(raised, calls[name], plain._replace(**own))
         shapes, wanted = (jax.tree.map(np.shape, x) for x in (given, calls[name](plain)))
         if shapes != wanted:
             raise UserError(f"METHOD={c.METHOD}: {name} returned the shape {shapes}, not {wanted}; fix it")
@@ -83,7 +84,7 @@ def checked_grader(c, hf, tokenizer, course, data) -> run_grader.Grader:
     return grader
 
 
-def as_asked(c, data, grader: run_grader.Grader, tokenizer, too_long=None):
+def make_splits(c, data, grader: run_grader.Grader, tokenizer, too_long=None):
     """Adds prompts to the questions and holds some out, as a run does; also each split's source in words.
 
     `data` is from `questions.read_data`, or a part of it; without a `tokenizer` the prompts are left out.
@@ -108,7 +109,7 @@ def for_this_machine(c, arguments: Sequence[str]):
     Prints the defaults that the machine changes, and why.
     """
     machine, given = devices.machine_for(c), dict(argument.split("=", 1) for argument in arguments)
-    changed = {name: value for name, value in changes(machine, given).items() if name not in given}
+    changed = {name: value for name, value in machine_defaults(machine, given).items() if name not in given}
     if changed and not settings.is_small(c.MODEL) and devices.is_first():
         print(f"machine  {machine.name}:", ", ".join(f"{k}={v} ({why})" for k, (v, why) in changed.items()))
     return settings.read(type(c), arguments, machine=machine)
@@ -132,7 +133,7 @@ def open_run(c, arguments: Sequence[str], course, tables) -> Iterator[tuple[Any,
     with devices.only_first_prints():
         devices.plan_devices(c, hf, jax.devices())  # refuses before anything is written
         with run_folder.open_folder(c, arguments) as folder:
-            rows, sources = as_asked(c, data, grader, tokenizer, folder.logs / "too_long.csv")
+            rows, sources = make_splits(c, data, grader, tokenizer, folder.logs / "too_long.csv")
             folder.same(run_folder.identity(c, rows, grader.names, course.__file__), c)
             llm = load_llm(c, model_folder, hf, tokenizer)
             parameters = llama.count_parameters(llm.actor)

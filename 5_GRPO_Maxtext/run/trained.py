@@ -7,9 +7,9 @@ from flax import nnx
 from tunix.generate.tokenizer_adapter import TokenizerAdapter
 
 from model import llama, lora
-from model.rollout import MaxTextRollout, sampling
+from model.rollout import MaxTextRollout, sampling_config
 from run import checkpoints, run_folder
-from run.plain_text import shown
+from run.plain_text import escape_controls
 from run.run_files import Checkpoint
 from settings import UserError
 
@@ -28,14 +28,14 @@ def place_of(checkpoint: Checkpoint, constant: str = "CHECKPOINT") -> tuple[str,
     return root, steps[-1] if checkpoint.step is None else checkpoint.step
 
 
-def say_changes(model: str, checkpoint: Checkpoint, then: str = "") -> None:
+def warn_if_model_changed(model: str, checkpoint: Checkpoint, then: str = "") -> None:
     """Prints how MODEL has changed since the run, if it has, and `then`; UserError with LoRA."""
     kept, now = checkpoint.note.get("identity", {}), {"MODEL": run_folder.model_digest(model)}
-    said = run_folder.changed(kept, now, SimpleNamespace(MODEL=model), str(checkpoint.run_dir))
+    said = run_folder.change_message(kept, now, SimpleNamespace(MODEL=model), str(checkpoint.run_dir))
     if said and checkpoint.constants.get("LORA_RANK"):
         raise UserError(f"{said}, and its A and B fit no other weights; put it back, or name it in MODEL")
     if said:
-        print(shown(f"note: {said}{then}"))
+        print(escape_controls(f"note: {said}{then}"))
 
 
 def make_rollout(c, tokenizer, answers: int, checkpoint: Checkpoint | None = None) -> MaxTextRollout:
@@ -57,7 +57,7 @@ def make_rollout(c, tokenizer, answers: int, checkpoint: Checkpoint | None = Non
         adapter, merge = lora.add_lora(adapter, mesh, config, *numbers, seed=0)
     return MaxTextRollout(
         adapter, TokenizerAdapter(tokenizer), mesh,
-        sampling(c, "policy"),  # the page's log-probs are the policy's own
+        sampling_config(c, "policy"),  # the page's log-probs are the policy's own
         maxtext_config=config, hf=hf, logits_clip=trained_with.get("LOGITS_CLIP", 0.0), merge=merge,
     )  # fmt: skip
 

@@ -32,7 +32,7 @@ from tunix.rl.rollout.base_rollout import RolloutConfig, RolloutOutput
 
 from settings import UserError, find_path
 from task.prompts import as_letters, chat
-from task.run_grader import MAX_REWARD, called, load_file
+from task.run_grader import MAX_REWARD, call_user_code, load_file
 
 WORDS = "<first>", "<action>", "<observation>"  # placeholders for messages in a chat template
 
@@ -72,7 +72,7 @@ def load(environment: str) -> type:
 
 def ask_world(environment: str, call: str, method: Callable, *arguments):
     """Calls an environment's `reset` or `step`, named `call`, and checks that it follows the interface."""
-    given = called(f"ENVIRONMENT={environment}: {call} raised", method, *arguments)
+    given = call_user_code(f"ENVIRONMENT={environment}: {call} raised", method, *arguments)
     given = (given, 0.0, False, False) if call == "reset" else given
     match given:
         case str(), numbers.Real(), bool() | np.bool_(), bool() | np.bool_() if abs(given[1]) <= MAX_REWARD:
@@ -108,7 +108,7 @@ class Walker:
         self.tokens, self.log_probs, self.turn, self.said, self.rewards = [], [], [], [], []
         self.action, self.fed = [], deque()
         self.over = self.terminated = False
-        self.world = called(f"ENVIRONMENT={c.ENVIRONMENT}: Environment() raised", load(c.ENVIRONMENT))
+        self.world = call_user_code(f"ENVIRONMENT={c.ENVIRONMENT}: Environment() raised", load(c.ENVIRONMENT))
         first, *_ = ask_world(c.ENVIRONMENT, "reset", self.world.reset, question, rng)
         if first:
             self.hear(first, first)

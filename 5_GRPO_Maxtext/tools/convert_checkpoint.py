@@ -169,7 +169,7 @@ def gguf_to_huggingface(c: Constants, source: Path, target: Path) -> str:
 def to_huggingface(c: Constants, saved: Path, checkpoint: run_files.Checkpoint | None, target: Path) -> str:
     """Orbax -> a Hugging Face folder: weights, config, tokenizer; with a model card if it's a run's."""
     if checkpoint:
-        trained.say_changes(c.MODEL or checkpoint.constants["MODEL"], checkpoint)
+        trained.warn_if_model_changed(c.MODEL or checkpoint.constants["MODEL"], checkpoint)
     stored = from_orbax(saved)
     scanned = any(name.startswith("params-decoder-layers-") for name in stored)
     adapted = [name.removesuffix("_lora_a") for name in stored if name.endswith("_lora_a")]

@@ -64,10 +64,10 @@ import grpo_variants
 from model import devices, llama, lora, versions
 from model.llm import Model, split
 from model.log_probs import log_probs_of_states
-from model.rollout import MaxTextRollout, sampling
+from model.rollout import MaxTextRollout, sampling_config
 from run import checks, dry_run, memory
 from run import machine as machines
-from run.machine import CARDS, Machine, named
+from run.machine import CARDS, Machine, parse_machine
 from settings import UserError
 
 
@@ -131,7 +131,7 @@ def make_programs(c, hf, base, mesh, pad_id: int, done, critic=False, update_alo
     if c.ROLLOUT_ENGINE == "maxtext" and not update_alone:
         one_chip = mesh.size == 1
         rollout = MaxTextRollout(
-            plain, IDS, mesh, sampling(c), maxtext_config=config, hf=hf,
+            plain, IDS, mesh, sampling_config(c), maxtext_config=config, hf=hf,
             prompt_config=llama.to_run_config(c, hf, rows=c.BATCH_SIZE, **machine) if one_chip else None,
         )  # fmt: skip
         prompts = array(jnp.int32, c.BATCH_SIZE if one_chip else rollout.rows, c.MAX_PROMPT_LENGTH)
@@ -304,7 +304,7 @@ def check(name: str, algorithm: str, arguments: Sequence[str], update_alone=Fals
     Returns:
         One row of COLUMNS per program; the verdict, a line.
     """
-    machine = named(name)
+    machine = parse_machine(name)
     c = settings.read(Constants, arguments, machine=machine)
     checks.refuse(c)
     hf = memory.published_config(c.MODEL) or dry_run.find_model(c.MODEL, weights=False)[1]
@@ -358,7 +358,7 @@ def largest(name: str, algorithm: str, arguments: Sequence[str]) -> tuple[list[d
     smallest batch that doesn't fit; before it come those that only fit without vLLM. `arguments` leave out
     BATCH_SIZE and, for a slice, NUM_GENERATIONS; there they have TRAIN_MICRO_BATCH_SIZE=0.
     """
-    machine, fitting, over = named(name), [], []
+    machine, fitting, over = parse_machine(name), [], []
     card = machine.kind in CARDS
     for i in reversed(range(7)):  # 64 questions, or answers per chip, and fewer
         sizes = (f"BATCH_SIZE={2**i}",)
@@ -397,7 +397,7 @@ def main(arguments: list[str]) -> None:
     versions.prepare_libraries()
     search = memory.FIT_FILES.get(c.WRITE, c.LARGEST)
     names = (c.CARDS or c.TOPOLOGIES).split(",")
-    if odd := [name for name in names if not named(name)]:
+    if odd := [name for name in names if not parse_machine(name)]:
         raise UserError(f"{odd[0]!r}: no such machine; {', '.join([*memory.SLICES, *CARDS])}, or 8xh100 are")
     table = committed_cases(c.WRITE) if c.WRITE else {(name, c.ALGORITHM, given): () for name in names}
     for case, old in table.items():

@@ -132,7 +132,7 @@ def main(*functions: Callable) -> None:
 
         script.main([f"METHOD={inspect.getsourcefile(functions[0])}", *(arguments or ["NUM_BATCHES=30"])])
 
-    settings.answer(judge)
+    settings.exit_on_error(judge)
 
 
 def judge_file(path: str) -> bool:
