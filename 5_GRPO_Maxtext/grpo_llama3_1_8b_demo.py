@@ -265,12 +265,12 @@ def to_batch(llm: Llm, samples: Samples, beta: float, use: variants.Method) -> B
     return llm.place(batch)  # NumPy [B, G, ...] to jax [passes, N / passes, ...]
 
 
-TABLES = {  # by constant, in the order of `Method`'s fields; this page's function is the default
-    "ROLLOUTS": {"fresh": rollouts} | variants.ROLLOUTS,
-    "ADVANTAGE": {"group": group_advantage} | variants.ADVANTAGES,
-    "LOSS_AGG_MODE": {"seq-mean-token-mean": mean_of_answers} | variants.WEIGHTS,
-    "LOSS_ALGO": {"grpo": clipped_objective} | variants.OBJECTIVES,
-    "KL_LOSS_MODE": {"low_var_kl": k3} | variants.KLS,
+TABLES = {  # by field of `Method`: the constant that picks, and its functions; this page's is the default
+    "rollouts": ("ROLLOUTS", {"fresh": rollouts} | variants.ROLLOUTS),
+    "advantage": ("ADVANTAGE", {"group": group_advantage} | variants.ADVANTAGES),
+    "weights": ("LOSS_AGG_MODE", {"seq-mean-token-mean": mean_of_answers} | variants.WEIGHTS),
+    "objective": ("LOSS_ALGO", {"grpo": clipped_objective} | variants.OBJECTIVES),
+    "kl": ("KL_LOSS_MODE", {"low_var_kl": k3} | variants.KLS),
 }
 
 

@@ -28,7 +28,7 @@ def samples(*groups, **fields):
 
 
 def advantage(name, *groups, **fields):
-    return demo.TABLES["ADVANTAGE"][name](samples(*groups, **fields))
+    return demo.TABLES["advantage"][1][name](samples(*groups, **fields))
 
 
 # --- advantages
@@ -142,10 +142,10 @@ def test_a_group_has_a_signal_where_its_advantages_differ():
     """GDPO tells answers with equal sums apart; rewards that are equal but for rounding are no signal."""
     columns = np.array([[[1, 0, 0], [1, 1, 1]], [[0, 0.5, 0], [1, 1, 1]], [[0, 0.5, 1], [1, 1, 1]]])
     mixed = samples([1, 1, 1], [3, 3, 3], reward_parts=dict(enumerate(columns)))
-    assert variants.has_signal(demo.TABLES["ADVANTAGE"]["gdpo"], mixed).tolist() == [True, False]
+    assert variants.has_signal(demo.TABLES["advantage"][1]["gdpo"], mixed).tolist() == [True, False]
     equal = samples([0.1 + 0.2, 0.3, 0.3], [0.1] * 3, [0, 1e-3, 0])
     for name in ("group", "centered", "rloo", "maxrl"):
-        assert variants.has_signal(demo.TABLES["ADVANTAGE"][name], equal).tolist() == [False, False, True]
+        assert variants.has_signal(demo.TABLES["advantage"][1][name], equal).tolist() == [False, False, True]
 
 
 @pytest.mark.parametrize(

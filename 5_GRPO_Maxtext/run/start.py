@@ -10,9 +10,9 @@ import jax
 import numpy as np
 
 import settings
-from grpo_variants import Method, own_functions
+from grpo_variants import own_functions
 from model import devices, llama, versions
-from model.llm import Llm
+from model.llm import Llm, Pi
 from model.load import load_llm
 from run import checks, memory, process, report, run_folder
 from run.machine import machine_defaults
@@ -46,18 +46,16 @@ def check_method(c, tables) -> None:
         sampler_log_prob=log_prob, ref_log_prob=log_prob[::-1], old_log_prob=log_prob[::-1],
     )  # fmt: skip
     calls = {  # traced as in the loss, where NumPy can't be used
-        "advantage": lambda use: use.advantage(samples),
-        "weights": lambda use: use.weights(mask),
-        "objective": lambda use: jax.jit(
-            lambda x: use.objective(SimpleNamespace(log_prob=x, entropy=-x), batch, c)
-        )(log_prob),
-        "kl": lambda use: jax.jit(use.kl)(log_prob[::-1] - log_prob),
+        "advantage": lambda f: f(samples),
+        "weights": lambda f: f(mask),
+        "objective": lambda f: jax.jit(lambda x: f(Pi(log_prob=x, entropy=-x), batch, c))(log_prob),
+        "kl": lambda f: jax.jit(f)(log_prob[::-1] - log_prob),
     }
-    plain, own = Method(*(next(iter(table.values())) for table in tables.values())), own_functions(c.METHOD)
+    own = own_functions(c.METHOD)
     for name in own.keys() & calls.keys():
-        raised = f"METHOD={c.METHOD}: {name} raised"
-        given = run_grader.call_user_code(raised, calls[name], plain._replace(**own))
-        shapes, wanted = (jax.tree.map(np.shape, x) for x in (given, calls[name](plain)))
+        pages = next(iter(tables[name][1].values()))  # a table's first function
+        given = run_grader.call_user_code(f"METHOD={c.METHOD}: {name} raised", calls[name], own[name])
+        shapes, wanted = (jax.tree.map(np.shape, x) for x in (given, calls[name](pages)))
         if shapes != wanted:
             raise UserError(f"METHOD={c.METHOD}: {name} returned the shape {shapes}, not {wanted}; fix it")
         if not all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(given)):
