@@ -107,12 +107,12 @@ def value_and_gradient(c, params, model, fields):
     batch = as_batch(fields | {"weight": weights_of(c, np.asarray(fields["mask"]))})
     one_pass = jax.value_and_grad(demo.loss, has_aux=True)
     (value, metrics), gradient = one_pass(params, model, batch, variants.choose(c, demo.TABLES))
-    return value, without_old(metrics), gradient
+    return value, for_the_log(metrics), gradient
 
 
-def without_old(metrics):
+def for_the_log(metrics):
     """The metrics that `mean_metrics` takes."""
-    return {name: value for name, value in metrics.items() if name != "old_log_prob"}
+    return {name: value for name, value in metrics.items() if name != "log_prob_before_update"}
 
 
 def mean(figure):

@@ -201,7 +201,7 @@ class TrainingRun:
         """Saves a step's results: a row of the log, its answers, held-out metrics, a checkpoint."""
         c, done, grader = self.c, step + 1, self.task.grader
         self._params, self._opt_state = params, opt_state
-        old_log_prob = metrics.pop("old_log_prob")
+        before_update = metrics.pop("log_prob_before_update")  # per token, for answers.jsonl
         row = {"step": done, "beta": self.beta, "temperature": self.llm.temperature}
         row |= {name: metrics.pop(name) for name in ("loss", "grad_norm")}
         row |= mean_metrics(metrics) | getattr(self.llm.rollout, "metrics", {}) | process.memory_gib()
@@ -211,7 +211,7 @@ class TrainingRun:
         every = c.LOG_ANSWERS_EVERY
         if every and (done in (1, c.NUM_BATCHES) or done % every == 0):
             path, tokenizer = self.folder.logs / "answers.jsonl", self.llm.tokenizer
-            log_prob = old_log_prob, self.llm.log_probs(batch)
+            log_prob = before_update, self.llm.log_probs(batch)
             answers.append_step(path, c, tokenizer, grader, samples, batch, row, log_prob)
         self._log.add(row | self._held_out(done))
         self.beta = adaptive_beta(self.beta, c.TARGET_KL, row["kl"])
