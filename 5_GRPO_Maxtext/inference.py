@@ -115,16 +115,16 @@ def find_checkpoint(c: Constants) -> Checkpoint | None:
     newest = None if c.CHECKPOINT or c.MODEL else run_files.newest_run()
     if c.CHECKPOINT == "base" or not (c.CHECKPOINT or newest):
         return None
-    found = run_files.checkpoint_at(newest or Path(c.CHECKPOINT), "CHECKPOINT")
-    if found is None:
+    checkpoint = run_files.checkpoint_at(newest or Path(c.CHECKPOINT), "CHECKPOINT")
+    if checkpoint is None:
         why = "not in a run of the main script (no constants.json there)"
         raise UserError(f"CHECKPOINT={c.CHECKPOINT}: {why}; give its RUN_DIR, RUN_DIR/number, or base")
-    if world := found.constants.get("ENVIRONMENT"):
+    if world := checkpoint.constants.get("ENVIRONMENT"):
         raise UserError(
-            f"CHECKPOINT={found.run_dir}: was trained by turns with ENVIRONMENT={world}, and nobody answers "
-            "its model here; its evaluations are in evaluations.jsonl and after.json"
+            f"CHECKPOINT={checkpoint.run_dir}: was trained by turns with ENVIRONMENT={world}, and nobody "
+            "answers its model here; its evaluations are in evaluations.jsonl and after.json"
         )
-    return found
+    return checkpoint
 
 
 def read_rows(c: Constants, question: str) -> list[dict[str, Any]]:

@@ -133,12 +133,12 @@ COLLECTIVE = re.compile(
 
 def collectives(program: str, mesh: Mesh) -> list[tuple[str, str, int]]:
     """Kind, mesh axis and bytes per device of each collective in a compiled program's text (XLA's HLO)."""
-    found = []
+    rows = []
     for match in COLLECTIVE.finditer(program):
         shapes = re.findall(r"f32\[([\d,]*)\]", match["shapes"])
         size = sum(4 * math.prod(map(int, re.findall(r"\d+", shape))) for shape in shapes)
-        found.append((match["kind"], axis_of(match["rest"], mesh), size))
-    return found
+        rows.append((match["kind"], axis_of(match["rest"], mesh), size))
+    return rows
 
 
 def axis_of(line: str, mesh: Mesh) -> str:

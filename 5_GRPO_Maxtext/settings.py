@@ -83,8 +83,8 @@ def config_path(model: str) -> Path | None:
 
     name, _, revision = model.partition("@")
     with contextlib.suppress(ValueError):  # a path rather than a name
-        found = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision or None)
-        return Path(found) if isinstance(found, str) else None
+        cached = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision or None)
+        return Path(cached) if isinstance(cached, str) else None
 
 
 def is_small(model: str) -> bool:
@@ -120,8 +120,8 @@ def read[Constants](
         name, equals, text = argument.partition("=")
         if name not in values or not equals:
             near = ", ".join(difflib.get_close_matches(name.upper(), values, n=3, cutoff=0.5)) or "none"
-            said = f"no such constant; write NAME=value, nearest names: {near} (--help lists all)"
-            raise UserError(f"{argument!r}: {said}")
+            remedy = f"no such constant; write NAME=value, nearest names: {near} (--help lists all)"
+            raise UserError(f"{argument!r}: {remedy}")
         texts[name] = text
     given = {name: value for name, value in (saved or {}).items() if name in values} | texts
     if not is_small(given.get("MODEL") or values.get("MODEL", "")):
@@ -132,8 +132,8 @@ def read[Constants](
     try:
         return pydantic.TypeAdapter(kind).validate_python(values)
     except pydantic.ValidationError as error:
-        [name, *_], said = error.errors()[0]["loc"], error.errors()[0]["msg"]
-        raise UserError(f"{name}={values[name]}: {said.replace('Input should', 'must')}") from None
+        [name, *_], message = error.errors()[0]["loc"], error.errors()[0]["msg"]
+        raise UserError(f"{name}={values[name]}: {message.replace('Input should', 'must')}") from None
 
 
 def help_text(kind: type) -> str:
@@ -182,12 +182,12 @@ def exit_on_error(main: Callable[[list[str]], Any]) -> None:
     try:
         return main([] if "ipykernel" in sys.argv[0] else sys.argv[1:])
     except UserError as error:
-        code, said = 2, f"error: {escape_controls(str(error))}"
+        code, message = 2, f"error: {escape_controls(str(error))}"
     except KeyboardInterrupt as stop:
-        code, said = 130, "\nstopped"
+        code, message = 130, "\nstopped"
         if isinstance(stop, Stopped):
             kept = [argument for argument in sys.argv[1:] if not argument.startswith("RUN_DIR=")]
-            said += f". To go on: {shlex.join(['python', sys.argv[0], *kept, f'RUN_DIR={stop}'])}"
+            message += f". To go on: {shlex.join(['python', sys.argv[0], *kept, f'RUN_DIR={stop}'])}"
     except BrokenPipeError:  # `--help | head` closes our end before everything is written
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -195,8 +195,8 @@ def exit_on_error(main: Callable[[list[str]], Any]) -> None:
         if error.errno not in NOT_WRITABLE:
             raise
         path = escape_controls(str(error.filename or "a file"))
-        code, said = 2, f"error: {path}: {error.strerror}; choose a folder that can be written"
-    print(said, file=sys.stderr)
+        code, message = 2, f"error: {path}: {error.strerror}; choose a folder that can be written"
+    print(message, file=sys.stderr)
     sys.exit(code)
 
 

@@ -210,9 +210,9 @@ def plan_devices(c, hf, devices: list) -> tuple[list, jax.sharding.Mesh | None]:
          f"{chips} chips to a copy of the model; that must divide the {heads} heads of MODEL, and divide its "
          f"{kv} key/value heads or be a multiple of them"),
     ]  # fmt: skip
-    for refused, said in rules:
+    for refused, message in rules:
         if refused:
-            raise UserError(said)
+            raise UserError(message)
     if not vllm:
         return trainer, None
     return trainer, jax.sharding.Mesh(np.array(sampler).reshape(copies, chips), ("data", "model"))

@@ -119,10 +119,10 @@ def refuse_unsupported(model: str, hf: transformers.PretrainedConfig) -> None:
     )  # fmt: skip
     for name, wanted in supported.items():
         # Qwen3 has no mlp_bias, a Llama no sliding window
-        found = hf.rope_parameters["rope_type"] if name == "rope_type" else getattr(hf, name, wanted[0])
-        if found not in wanted:
+        value = hf.rope_parameters["rope_type"] if name == "rope_type" else getattr(hf, name, wanted[0])
+        if value not in wanted:
             raise UserError(
-                f"MODEL={model}: {name}={found} is not supported; {' or '.join(map(str, wanted))} is"
+                f"MODEL={model}: {name}={value} is not supported; {' or '.join(map(str, wanted))} is"
             )
 
 
@@ -328,14 +328,14 @@ def load_llama(folder: Path, hf: transformers.PretrainedConfig, config, pad_id: 
             fault = "lacks" if odd in wanted else "has the unknown"
             raise UserError(f"MODEL={folder}: {fault} weight {odd}; is config.json of this model?")
         shapes = nnx.to_pure_dict(params)
-        found = load_dynamic.transform_hf_state_to_mt_state(checkpoint, shapes, names, layout_hooks, config)
+        loaded = load_dynamic.transform_hf_state_to_mt_state(checkpoint, shapes, names, layout_hooks, config)
 
-    def fit(path, wanted, found):
-        if wanted.shape != found.shape or isinstance(found, jax.ShapeDtypeStruct):  # not filled
+    def fit(path, wanted, loaded):
+        if wanted.shape != loaded.shape or isinstance(loaded, jax.ShapeDtypeStruct):  # not filled
             raise UserError(f"MODEL={folder}: weight {jax.tree_util.keystr(path)} is missing or misshapen")
-        return jax.device_put(found.astype(wanted.dtype), wanted.sharding)
+        return jax.device_put(loaded.astype(wanted.dtype), wanted.sharding)
 
-    nnx.replace_by_pure_dict(params, jax.tree_util.tree_map_with_path(fit, shapes, found["params"]))
+    nnx.replace_by_pure_dict(params, jax.tree_util.tree_map_with_path(fit, shapes, loaded["params"]))
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     # Jitted, because `device_put` can't place a key on the devices of several hosts.
     unused = jax.jit(lambda: jax.tree.map(unused_random_state, rest), out_shardings=everywhere)()

@@ -211,8 +211,8 @@ class Llm:
         graphdef, *states = self._reference
         if self.c.REFERENCE_OFFLOAD:
             states = llama.in_memory(states, "device")
-        found = self._log_probs(graphdef, tuple(states), batch)
-        return jax.block_until_ready(found) if self.c.REFERENCE_OFFLOAD else found  # then the copy is freed
+        result = self._log_probs(graphdef, tuple(states), batch)
+        return jax.block_until_ready(result) if self.c.REFERENCE_OFFLOAD else result  # then the copy is freed
 
     def _log_probs(self, graphdef, states, batch) -> jax.Array:
         with devices.on_mesh(self.mesh, self._axis_rules):

@@ -20,9 +20,9 @@ def load_llm(c, folder: Path, hf, tokenizer) -> Llm:
     if c.LORA_RANK:
         actor, merge = lora.add_lora(base, mesh, config, c.LORA_RANK, c.LORA_ALPHA, c.LORA_TARGETS, c.SEED)
     if c.TEACHER:
-        teacher, its = llama.fetch_model(c.TEACHER)
-        its_config = llama.to_run_config(c, its)
-        reference, _ = llama.load_llama(teacher, its, its_config, tokenizer.pad_token_id, trainer_devices)
+        teacher = llama.fetch_model(c.TEACHER)  # folder, and config
+        teacher_config = llama.to_run_config(c, teacher[1])
+        reference, _ = llama.load_llama(*teacher, teacher_config, tokenizer.pad_token_id, trainer_devices)
     elif c.BETA:  # LoRA freezes the base weights, so the reference shares them instead of copying
         reference = base if c.LORA_RANK else llama.copy_of(base)
     if c.REFERENCE_OFFLOAD:

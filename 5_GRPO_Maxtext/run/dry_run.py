@@ -73,8 +73,8 @@ def dry_run(c, arguments: Sequence[str], course: ModuleType, tables) -> None:
             if c.LORA_RANK and c.ROLLOUT_ENGINE == "vllm" and name in fits.partition("does not fit")[0]:
                 low, high = both = sum(hours(c, parameters, kind, chips).values())
                 least, most = CHIPS[kind].dollars * chips * both
-                said = f"{low:.1f} to {high:.1f} h, {least:.0f} to {most:.0f} dollars on demand"
-                print(f"cost     {name}: {said}, by the formula in run/dry_run.py")
+                price = f"{low:.1f} to {high:.1f} h, {least:.0f} to {most:.0f} dollars on demand"
+                print(f"cost     {name}: {price}, by the formula in run/dry_run.py")
     print(f"dry run  nothing but memory can stop the run ({fits}); nothing was written")
 
 
@@ -94,8 +94,8 @@ def find_model(model: str, weights: bool):
         return (*llama.fetch_model(model, weights=False), f"{model}, from the Hugging Face hub")
     if not config:  # it isn't in the hub's cache
         if published := memory.published_config(model):
-            said = "the hub is out of reach; published sizes from here, access and tokenizer unchecked"
-            return None, published, f"{model}: {said}"
+            note = "the hub is out of reach; published sizes from here, access and tokenizer unchecked"
+            return None, published, f"{model}: {note}"
         fault = "no such folder, and the Hugging Face hub is out of reach; give a folder"
         raise UserError(f"MODEL={model}: {fault}")
     folder, hf = llama.fetch_model(str(config.parent), weights)

@@ -128,55 +128,55 @@ def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> tuple[int, int, in
 def headline(tests: Sequence[Result], evaluations: Sequence[Result], steps: int) -> list[Sentence]:
     """Did it work? `tests` are the results before training and, once the run is over, after it."""
     over = len(tests) == 2
-    said = [] if over else [Sentence("not_over", steps=steps)]
+    sentences = [] if over else [Sentence("not_over", steps=steps)]
     if not over and len(evaluations) < 2:
-        return said
+        return sentences
     before, after = tests if over else (evaluations[0], evaluations[-1])
     name, key = measured((before, after))
     right, _, sign = mcnemar(before[name], after[name])
     verdict = "worked" if sign > 0 else "got_worse" if sign < 0 else "unclear" if right else "no_gain"
     right = Sentence(key, before=before[key], after=after[key])  # "35% to 99% right"
-    said += [Sentence(verdict if over else "so_far", change=right)]
+    sentences += [Sentence(verdict if over else "so_far", change=right)]
     if name == "correct" and mcnemar(before["format_ok"], after["format_ok"])[2]:
         shares = before["format_accuracy"], after["format_accuracy"]
-        said += [Sentence("format_change", before=shares[0], after=shares[1])]
+        sentences += [Sentence("format_change", before=shares[0], after=shares[1])]
     apart = [i for i, one in enumerate(evaluations) if mcnemar(one[name], evaluations[-1][name])[2]]
     if sign > 0 and apart and len(evaluations) > 2:  # with two of them, nothing is known in between
         since = evaluations[apart[-1] + 1]["step"]
-        said += [Sentence("flat" if since < evaluations[-1]["step"] else "rising", step=since)]
-    return said
+        sentences += [Sentence("flat" if since < evaluations[-1]["step"] else "rising", step=since)]
+    return sentences
 
 
 def reasons(before: Result, after: Result) -> list[Sentence]:
     """Where the change comes from, as far as we can count it."""
     name, _ = measured((before, after))
     right, wrong, _ = mcnemar(before[name], after[name])
-    said = [Sentence("turned", right=right, wrong=wrong, all=len(before[name]))]
+    sentences = [Sentence("turned", right=right, wrong=wrong, all=len(before[name]))]
     had_it = zip(before["correct"], after["correct"], before["correct_lenient"], strict=True)
     if name == "correct" and right:
         form = sum(new > old and number for old, new, number in had_it)
-        said += [Sentence("only_form", form=form, rest=right - form)]
-    return said
+        sentences += [Sentence("only_form", form=form, rest=right - form)]
+    return sentences
 
 
 def dips(evaluations: Sequence[Result]) -> list[tuple[int, bool, Sentence]]:
     """Each drop of the held-out curve: its step, whether it's clear, and a description."""
-    found, (name, key) = [], measured(evaluations)
+    drops, (name, key) = [], measured(evaluations)
     for old, new in pairwise(evaluations):
         if new[key] < old[key]:
             right, wrong, sign = mcnemar(old[name], new[name])
             form = sum(a > b and number for a, b, number in zip(old[name], new[name], new["correct_lenient"]))
             dip = Sentence("dip", step=new["step"], wrong=wrong, form=form, right=right)
-            found += [(new["step"], sign < 0, dip)]
-    return found
+            drops += [(new["step"], sign < 0, dip)]
+    return drops
 
 
 def best(evaluations: Sequence[Result]) -> Sentence | None:
     """The evaluation during training with the most right answers, in a sentence; None without any."""
     if not evaluations:
         return None
-    found = max(evaluations, key=lambda e: (e["answer_accuracy"], e["lenient_accuracy"]))  # the first
-    return Sentence("best", best=found, last=evaluations[-1])
+    most_right = max(evaluations, key=lambda e: (e["answer_accuracy"], e["lenient_accuracy"]))  # the first
+    return Sentence("best", best=most_right, last=evaluations[-1])
 
 
 def between(names: Sequence[str], after: Sequence[Result]) -> Sentence:

@@ -12,7 +12,7 @@ _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202
 
 def escape_controls(text: str) -> str:
     r"""`text` with visible escapes, such as \x1b or \u202e, for characters that control a terminal."""
-    return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _OBEYED.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def fenced(text: str) -> str:

@@ -64,10 +64,10 @@ def full_disk(folder) -> Iterator[None]:
         yield
     except Exception as error:  # Orbax and tensorstore have their own types
         if "No space left" in str(error) or getattr(error, "errno", None) == errno.ENOSPC:
-            said = (
+            message = (
                 "the disk is full; earlier checkpoints are whole. Free some space, run the same command again"
             )
-            raise UserError(f"RUN_DIR={folder}: {said}") from error
+            raise UserError(f"RUN_DIR={folder}: {message}") from error
         raise
 
 

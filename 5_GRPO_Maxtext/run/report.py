@@ -96,7 +96,7 @@ def write(c, folder: RunFolder, source: str) -> None:
     seconds += sum(row["seconds"] for row in log if row["step"] <= folder.done)
     timed = [row["seconds"] for row in log]
     per_step = round(float(np.median(timed[1:] or timed)), 4) if log else None  # the first step compiles
-    result = {when: {key: found[key] for key in KEPT if key in found} for when, found in read.tests.items()}
+    result = {when: {key: test[key] for key in KEPT if key in test} for when, test in read.tests.items()}
     result |= {"seconds": round(seconds, 1), "seconds_per_step": per_step, "steps": c.NUM_BATCHES}
     (logs / "result.json").write_text(json.dumps(result, indent=1) + "\n")
 

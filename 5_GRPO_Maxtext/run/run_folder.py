@@ -66,8 +66,8 @@ class RunFolder:
     def same(self, now: Mapping[str, str], c) -> None:
         """Notes the identity of a new run; raises UserError if the run was started with something else."""
         kept = self.note().get("identity", {})
-        if said := change_message(kept, now, c, f"RUN_DIR={self.path}"):
-            raise UserError(f"{said}; put it back, or choose another RUN_DIR")
+        if message := change_message(kept, now, c, f"RUN_DIR={self.path}"):
+            raise UserError(f"{message}; put it back, or choose another RUN_DIR")
         self.keep(identity=now | kept)
 
     def once(self, name: str, ask: Callable[[], dict[str, Any]]) -> None:
@@ -174,8 +174,8 @@ def lock(logs: Path, folder: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        said = "another process is running in it; wait for its end, or choose another folder"
-        raise UserError(f"RUN_DIR={folder}: {said}") from None
+        fault = "another process is running in it; wait for its end, or choose another folder"
+        raise UserError(f"RUN_DIR={folder}: {fault}") from None
     return descriptor
 
 
@@ -183,16 +183,16 @@ def check_same_constants(c, saved: Mapping[str, Any], folder: Path) -> None:
     """Refuses to resume with constants that differ from `saved`, except for a larger NUM_BATCHES."""
     mine = kept_constants(c)
     if odd := sorted(mine.keys() ^ saved.keys()):
-        said = f"started by another version of this script (it differs in {', '.join(odd[:3])})"
-        raise UserError(f"RUN_DIR={folder}: its run was {said}; start another run")
+        fault = f"started by another version of this script (it differs in {', '.join(odd[:3])})"
+        raise UserError(f"RUN_DIR={folder}: its run was {fault}; start another run")
     for name, value in mine.items():
         old = saved[name]
         # A dry run doesn't know the hub's commit.
         if name in ("MODEL", "TEACHER") and ("@" in old) != ("@" in value):
             old, value = old.partition("@")[0], value.partition("@")[0]
         if old != value and not (name == "NUM_BATCHES" and value > old):
-            said = f"the run in RUN_DIR={folder} was started with {old}; use that, or another RUN_DIR"
-            raise UserError(f"{name}={value}: {said}")
+            fault = f"the run in RUN_DIR={folder} was started with {old}; use that, or another RUN_DIR"
+            raise UserError(f"{name}={value}: {fault}")
 
 
 # %% What a run is made of ----------------------------------------------------------------------------------
@@ -206,15 +206,15 @@ def identity(c, rows: Mapping[str, Sequence[Mapping]], names: Sequence[str], cou
     if not set(COURSE_REWARDS).isdisjoint(names):
         files["reward_func.py"] = course
     code = {name: ast.dump(ast.parse(find_path(file).read_bytes())) for name, file in files.items() if file}
-    found = {name: hashlib.sha256(tree.encode()).hexdigest() for name, tree in code.items()}
-    found |= {name: model_digest(getattr(c, name)) for name in ("MODEL", "TEACHER") if getattr(c, name, "")}
+    digests = {name: hashlib.sha256(tree.encode()).hexdigest() for name, tree in code.items()}
+    digests |= {name: model_digest(getattr(c, name)) for name in ("MODEL", "TEACHER") if getattr(c, name, "")}
     asked = {"DATASET": ("train", "validation"), "TEST_DATASET": ("test",)}
     for name, splits in asked.items():
         if known := [rows[split] for split in splits if split in rows]:
             keys = "prompts", "question", *GRADED
             columns = [[[row[key] for key in keys] for row in part] for part in known]
-            found[name] = hashlib.sha256(json.dumps(columns).encode()).hexdigest()
-    return found
+            digests[name] = hashlib.sha256(json.dumps(columns).encode()).hexdigest()
+    return digests
 
 
 def change_message(kept: Mapping[str, str], now: Mapping[str, str], c, run: str) -> str:
@@ -224,8 +224,8 @@ def change_message(kept: Mapping[str, str], now: Mapping[str, str], c, run: str)
     """
     names = [name for name in now if len(kept.get(name, "")) == len(now[name]) and kept[name] != now[name]]
     places = ["DATASET" if name == "TEST_DATASET" and not c.TEST_DATASET else name for name in names]
-    said = dict.fromkeys(f"{name}={getattr(c, name, '')}".removesuffix("=") for name in places)
-    return f"{', '.join(said)}: the content isn't what the run in {run} was started with" if names else ""
+    listed = dict.fromkeys(f"{name}={getattr(c, name, '')}".removesuffix("=") for name in places)
+    return f"{', '.join(listed)}: the content isn't what the run in {run} was started with" if names else ""
 
 
 def model_digest(model: str) -> str:

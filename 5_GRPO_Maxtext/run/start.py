@@ -72,8 +72,8 @@ def checked_grader(c, hf, tokenizer, course, data) -> run_grader.Grader:
     rewards = c.REWARDS or "episode_return" * bool(c.ENVIRONMENT)
     grader = run_grader.make_grader(rewards, c.REWARD_FUNC, course, everything)
     if hf.vocab_size < c.TOP_K:
-        said = f"MODEL={c.MODEL} has {hf.vocab_size:,} tokens; use fewer, or -1 (off)"
-        raise UserError(f"TOP_K={c.TOP_K}: {said}")
+        fault = f"MODEL={c.MODEL} has {hf.vocab_size:,} tokens; use fewer, or -1 (off)"
+        raise UserError(f"TOP_K={c.TOP_K}: {fault}")
     if tokenizer:
         llama.check_teacher(c, tokenizer)
         check_form(c, tokenizer, grader)

@@ -31,11 +31,11 @@ def place_of(checkpoint: Checkpoint, constant: str = "CHECKPOINT") -> tuple[str,
 def warn_if_model_changed(model: str, checkpoint: Checkpoint, then: str = "") -> None:
     """Prints how MODEL has changed since the run, if it has, and `then`; UserError with LoRA."""
     kept, now = checkpoint.note.get("identity", {}), {"MODEL": run_folder.model_digest(model)}
-    said = run_folder.change_message(kept, now, SimpleNamespace(MODEL=model), str(checkpoint.run_dir))
-    if said and checkpoint.constants.get("LORA_RANK"):
-        raise UserError(f"{said}, and its A and B fit no other weights; put it back, or name it in MODEL")
-    if said:
-        print(escape_controls(f"note: {said}{then}"))
+    message = run_folder.change_message(kept, now, SimpleNamespace(MODEL=model), str(checkpoint.run_dir))
+    if message and checkpoint.constants.get("LORA_RANK"):
+        raise UserError(f"{message}, and its A and B fit no other weights; put it back, or name it in MODEL")
+    if message:
+        print(escape_controls(f"note: {message}{then}"))
 
 
 def make_rollout(c, tokenizer, answers: int, checkpoint: Checkpoint | None = None) -> MaxTextRollout:

@@ -95,11 +95,11 @@ class TrainingLog:
                 scalar = summary.scalar(name, np.asarray(value))
                 self._events.write_event(Event(step=int(row["step"]), wall_time=time.time(), summary=scalar))
         self._events.flush()
-        found = health.check(self.rows, dataclasses.asdict(self._c))
-        for kind, line in found.items():
+        faults = health.check(self.rows, dataclasses.asdict(self._c))
+        for kind, line in faults.items():
             if kind not in self._unhealthy:  # it's printed when it first applies
                 tqdm.write(f"health   step {row['step']:.0f}: {line}")
-        self._unhealthy = found
+        self._unhealthy = faults
         shown = {name: f"{row[name]:.2f}" for name in ("reward", "correct", "format_ok", "kl")}
         self._progress.set_postfix(shown, refresh=False)
         self._progress.update()

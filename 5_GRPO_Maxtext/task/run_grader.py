@@ -60,8 +60,8 @@ def correctness_reward(prompts, completions, answer, **kwargs) -> list[float]:
 
 def digit_reward(prompts, completions, **kwargs) -> list[float]:
     """POINTS_DIGIT if the answer is one number, such as "-3", "1,000" or "2.5", right or wrong."""
-    found = [parse_number(extract_answer(completion) or "") for completion in completions]
-    return [POINTS_DIGIT * (number is not None) for number in found]
+    values = [parse_number(extract_answer(completion) or "") for completion in completions]
+    return [POINTS_DIGIT * (number is not None) for number in values]
 
 
 def hard_format_reward(prompts, completions, **kwargs) -> list[float]:

@@ -221,9 +221,9 @@ def find_weights(source: Path) -> tuple[Path | None, run_files.Checkpoint | None
         return epath.Path(root) / str(step) / "weights", checkpoint._replace(step=step)
     source = source.resolve()  # Orbax wants whole paths
     names = "weights", "items", source.name  # the main script's name, MaxText's, or that of a copy
-    found = [file.parent for file in source.rglob("_METADATA") if file.parent.name in names]
-    steps = [int(path.parent.name) if path.parent.name.isdigit() else -1 for path in found]
-    return max(zip(steps, found), default=(-1, None))[1], None
+    folders = [file.parent for file in source.rglob("_METADATA") if file.parent.name in names]
+    steps = [int(path.parent.name) if path.parent.name.isdigit() else -1 for path in folders]
+    return max(zip(steps, folders), default=(-1, None))[1], None
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -288,10 +288,10 @@ def compile_program(jitted: Callable, arguments: tuple, limit: float, card: bool
             raise
         wanted = [float(gib) for gib in re.findall(r"([\d.]+)G", str(error).splitlines()[0])]
         return {"peak": max(wanted, default=math.nan)}, None
-    said = compiled.memory_analysis()
-    given, temporaries, peak = said.argument_size_in_bytes, said.temp_size_in_bytes, said.peak_memory_in_bytes
+    used = compiled.memory_analysis()
+    given, temporaries, peak = used.argument_size_in_bytes, used.temp_size_in_bytes, used.peak_memory_in_bytes
     if card:
-        peak = given + temporaries + said.output_size_in_bytes - said.alias_size_in_bytes
+        peak = given + temporaries + used.output_size_in_bytes - used.alias_size_in_bytes
     sizes = dict(arguments=given, temporaries=temporaries, peak=peak)
     return {name: n / memory.GIB for name, n in sizes.items()}, compiled
 
@@ -344,8 +344,8 @@ def check(name: str, algorithm: str, arguments: Sequence[str], update_alone=Fals
             break  # the other programs would not save it
     worst = max((row for row in rows if row["program"] != "vllm"), key=lambda row: row["peak"])
     try:
-        said = f"compiled, {worst['program']}"
-        return rows, f"{case}: yes: {memory.verdict(c, machine, len(trainer), needs, worst['peak'], said)}"
+        source = f"compiled, {worst['program']}"
+        return rows, f"{case}: yes: {memory.verdict(c, machine, len(trainer), needs, worst['peak'], source)}"
     except UserError as error:
         remedy = "ALGORITHM=PPO, take GRPO, which has no critic; or " if critic else ""
         return rows, f"{case}: no: {remedy}{error}"
@@ -368,12 +368,12 @@ def largest(name: str, algorithm: str, arguments: Sequence[str]) -> tuple[list[d
             if group < 2:  # one answer has no group to be compared with
                 continue
             sizes = f"BATCH_SIZE={answers // group}", f"NUM_GENERATIONS={group}"
-        found, verdict = check(name, algorithm, (*arguments, *sizes), update_alone=not card)
-        if found[-1]["left"] < 0:
-            over = found[-1:] + over[:1]
+        rows, verdict = check(name, algorithm, (*arguments, *sizes), update_alone=not card)
+        if rows[-1]["left"] < 0:
+            over = rows[-1:] + over[:1]
             continue
-        fitting = found + fitting
-        if card or found[-1].get("vllm_least", 0) <= found[-1].get("vllm_most", 1):  # without vLLM: neither
+        fitting = rows + fitting
+        if card or rows[-1].get("vllm_least", 0) <= rows[-1].get("vllm_most", 1):  # without vLLM: neither
             break
     return fitting + over[:1] if fitting else over, verdict
 
@@ -381,11 +381,11 @@ def largest(name: str, algorithm: str, arguments: Sequence[str]) -> tuple[list[d
 # %% Main ---------------------------------------------------------------------------------------------------
 def committed_cases(file: str) -> dict[tuple, list[dict]]:
     """Rows of a file in assets/ by case: machine, algorithm, and the constants that aren't searched for."""
-    found, searched = {}, SEARCHED if memory.FIT_FILES[file] else ()
+    cases, searched = {}, SEARCHED if memory.FIT_FILES[file] else ()
     for row in machines.rows_of(machines.ASSETS / file):
         constants = tuple(text for text in row["constants"].split() if not text.startswith(searched))
-        found.setdefault((row["machine"], row["algorithm"], constants), []).append(row)
-    return found
+        cases.setdefault((row["machine"], row["algorithm"], constants), []).append(row)
+    return cases
 
 
 def main(arguments: list[str]) -> None:

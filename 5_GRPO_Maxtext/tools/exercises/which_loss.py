@@ -197,16 +197,16 @@ def what_it_is(function: Callable) -> list[tuple[str, ...]]:
     """Which methods a reader's loss may be, each with the fewest mistakes, two at most, that explain it."""
     wanted = inspect.signature(function).parameters.keys() - {"log_prob"}
     exercises = {method: exercise(method, "advantage" in wanted) for method in METHODS}
-    found = {}
+    looks = {}
     for method in METHODS:
         advantage = jnp.asarray(BATCH[f"{method}_advantage"], jnp.float32)
         given = {name: jnp.asarray(BATCH[name]) for name in ARRAYS} | {"advantage": advantage}
         given |= {name: BATCH[name].item() for name in NUMBERS}
         loss = functools.partial(function, **{name: given[name] for name in wanted & given.keys()})
         try:
-            found[method] = dict(look(lambda log_prob, loss=loss: loss(log_prob=log_prob)))
+            looks[method] = dict(look(lambda log_prob, loss=loss: loss(log_prob=log_prob)))
         except Exception as error:
             raise UserError(f"your loss: {grader.in_one_line(error, function)}") from None
     explained = ([(method, *words) for method, one in exercises.items()
-                  for words in one.explanations(found[method], number)] for number in (0, 1, 2))  # fmt: skip
+                  for words in one.explanations(looks[method], number)] for number in (0, 1, 2))  # fmt: skip
     return next(filter(None, explained), [])
