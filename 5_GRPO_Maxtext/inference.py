@@ -120,10 +120,9 @@ def find_checkpoint(c: Constants) -> Checkpoint | None:
         why = "not in a run of the main script (no constants.json there)"
         raise UserError(f"CHECKPOINT={c.CHECKPOINT}: {why}; give its RUN_DIR, RUN_DIR/number, or base")
     if world := checkpoint.constants.get("ENVIRONMENT"):
-        raise UserError(
-            f"CHECKPOINT={checkpoint.run_dir}: was trained by turns with ENVIRONMENT={world}, and nobody "
-            "answers its model here; its evaluations are in evaluations.jsonl and after.json"
-        )
+        fault = f"was trained by turns with ENVIRONMENT={world}, and nobody answers its model here"
+        place = "its evaluations are in evaluations.jsonl and after.json"
+        raise UserError(f"CHECKPOINT={checkpoint.run_dir}: {fault}; {place}")
     return checkpoint
 
 

@@ -55,10 +55,8 @@ def fetch_model(model: str, weights: bool = True) -> tuple[Path, transformers.Pr
     try:
         hf = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, TypeError) as error:  # an unknown model_type, own code, no JSON object
-        raise UserError(
-            f"MODEL={model}: its config.json is not understood ({first_line(error)}); "
-            f"{' or '.join(ARCHITECTURES)} is"
-        ) from None
+        fault = f"its config.json is not understood ({first_line(error)})"
+        raise UserError(f"MODEL={model}: {fault}; {' or '.join(ARCHITECTURES)} is") from None
     refuse_unsupported(model, hf)
     return folder, hf
 
@@ -96,10 +94,8 @@ def from_hub(model: str, patterns: list[str]) -> Path:
             return Path(huggingface_hub.snapshot_download(name, **what, local_files_only=only_local))
         except Exception as error:  # many types
             faults.append(first_line(error))
-    raise UserError(
-        f"MODEL={model}: neither a folder nor to be had from the Hugging Face hub ({faults[0]}); give a "
-        "folder, or accept the licence and set HF_TOKEN"
-    )
+    fault = f"neither a folder nor to be had from the Hugging Face hub ({faults[0]})"
+    raise UserError(f"MODEL={model}: {fault}; give a folder, or accept the licence and set HF_TOKEN")
 
 
 def pinned(model: str, folder: Path) -> str:
@@ -121,9 +117,8 @@ def refuse_unsupported(model: str, hf: transformers.PretrainedConfig) -> None:
         # Qwen3 has no mlp_bias, a Llama no sliding window
         value = hf.rope_parameters["rope_type"] if name == "rope_type" else getattr(hf, name, wanted[0])
         if value not in wanted:
-            raise UserError(
-                f"MODEL={model}: {name}={value} is not supported; {' or '.join(map(str, wanted))} is"
-            )
+            known = " or ".join(map(str, wanted))
+            raise UserError(f"MODEL={model}: {name}={value} is not supported; {known} is")
 
 
 def load_tokenizer(folder: Path):
@@ -138,9 +133,8 @@ def load_tokenizer(folder: Path):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         named = json.loads(generation.read_text()).get("eos_token_id") if generation.is_file() else []
     except (OSError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"MODEL={folder}: no tokenizer that can be read ({first_line(error)}); fetch damaged files again"
-        ) from None
+        fault = f"no tokenizer that can be read ({first_line(error)})"
+        raise UserError(f"MODEL={folder}: {fault}; fetch damaged files again") from None
     ids = {tokenizer.eos_token_id, *([named] if isinstance(named, int) else named or [])}
     vocabulary = tokenizer.get_vocab()
     token, number = max(vocabulary.items(), key=lambda item: item[1])
@@ -174,10 +168,9 @@ def check_teacher(c, tokenizer) -> None:
     except UserError as error:
         raise UserError(str(error).replace("MODEL=", "TEACHER=", 1)) from None
     if theirs.get_vocab() != tokenizer.get_vocab():
-        raise UserError(
-            f"TEACHER={c.TEACHER}: its vocabulary of {len(theirs):,} tokens is not that of MODEL={c.MODEL} "
-            f"({len(tokenizer):,}); it judges token by token, so choose one of the same family"
-        )
+        why = f"its vocabulary of {len(theirs):,} tokens is not that of MODEL={c.MODEL} ({len(tokenizer):,})"
+        remedy = "it judges token by token, so choose one of the same family"
+        raise UserError(f"TEACHER={c.TEACHER}: {why}; {remedy}")
 
 
 # %% MaxText's side -----------------------------------------------------------------------------------------

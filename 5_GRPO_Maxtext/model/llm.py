@@ -110,11 +110,13 @@ class Llm:
         self, c, actor: nnx.Module, reference: nnx.Module | None, rollout: BaseRollout, how: RolloutConfig,
         mesh: jax.sharding.Mesh, axis_rules: Sequence,
     ):  # fmt: skip
-        self.c, self.temperature, self.tokenizer = c, c.TEMPERATURE, rollout.tokenizer
-        self.actor, self.reference, self.rollout, self._how = actor, reference, rollout, how
+        self.c, self.actor, self.reference, self.rollout, self._how = c, actor, reference, rollout, how
         self.mesh, self._axis_rules = mesh, tuple(map(tuple, axis_rules))
+        self.tokenizer = rollout.tokenizer
         self.pad_id, self.eos_ids = rollout.pad_id(), rollout.tokenizer.eos_ids
-        self._last_step, self._calls = None, 0
+        self.temperature = c.TEMPERATURE
+        self._last_step: int | None = None
+        self._calls = 0  # in that step
         trained = nnx.LoRAParam if c.LORA_RANK else nnx.Param
         self._graphdef, self.params, self._frozen = split(self.actor, trained)
         self._reference = split(reference, trained) if c.BETA else None  # once: it takes milliseconds

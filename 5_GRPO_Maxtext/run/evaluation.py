@@ -161,7 +161,8 @@ def reasons(before: Result, after: Result) -> list[Sentence]:
 
 def dips(evaluations: Sequence[Result]) -> list[tuple[int, bool, Sentence]]:
     """Each drop of the held-out curve: its step, whether it's clear, and a description."""
-    drops, (name, key) = [], measured(evaluations)
+    drops = []
+    name, key = measured(evaluations)
     for old, new in pairwise(evaluations):
         if new[key] < old[key]:
             right, wrong, sign = mcnemar(old[name], new[name])

@@ -64,10 +64,8 @@ def full_disk(folder) -> Iterator[None]:
         yield
     except Exception as error:  # Orbax and tensorstore have their own types
         if "No space left" in str(error) or getattr(error, "errno", None) == errno.ENOSPC:
-            message = (
-                "the disk is full; earlier checkpoints are whole. Free some space, run the same command again"
-            )
-            raise UserError(f"RUN_DIR={folder}: {message}") from error
+            fault = "the disk is full; earlier checkpoints are whole. Free some space"
+            raise UserError(f"RUN_DIR={folder}: {fault}, run the same command again") from error
         raise
 
 

@@ -31,13 +31,13 @@ def introduce(c, folder: RunFolder, parameters: int, trained: int, model_folder,
     `trained` of its `parameters` are trained; `hf` is the config in `model_folder`; `rows` are the questions
     by split; some are empty.
     """
-    trained = f", LoRA of rank {c.LORA_RANK} trains {trained:,}" if c.LORA_RANK else ""
+    adapter = f", LoRA of rank {c.LORA_RANK} trains {trained:,}" if c.LORA_RANK else ""
     column = "laptop" if settings.is_small(c.MODEL) else "tpu"
     data = [f"{split}: {task.sources[split]} ({len(rows[split]):,})"
             for split in ("train", "validation", "test") if rows[split]]  # fmt: skip
     print(
         f"model    {model_folder}: {parameters:,} parameters, {hf.num_hidden_layers} layers, "
-        f"{c.WEIGHT_DTYPE}{trained}; the constants' {column} column\n"
+        f"{c.WEIGHT_DTYPE}{adapter}; the constants' {column} column\n"
         f"data     {', '.join(data)}\n"
         f"rewards  {task.grader}\n"
         f"step     {c.BATCH_SIZE} prompts x {c.NUM_GENERATIONS} answers = {c.BATCH_SIZE * c.NUM_GENERATIONS} "

@@ -217,15 +217,15 @@ def identity(c, rows: Mapping[str, Sequence[Mapping]], names: Sequence[str], cou
     return digests
 
 
-def change_message(kept: Mapping[str, str], now: Mapping[str, str], c, run: str) -> str:
-    """What has changed since `run`, such as "RUN_DIR=runs/mine", was started, in a sentence; "" if nothing.
+def change_message(kept: Mapping[str, str], now: Mapping[str, str], c, where: str) -> str:
+    """What has changed since the run in `where`, such as "RUN_DIR=runs/mine", was started; "" if nothing.
 
     Only compares what both have: a tool has less than the run, and a hub's commit isn't a folder's digest.
     """
     names = [name for name in now if len(kept.get(name, "")) == len(now[name]) and kept[name] != now[name]]
     places = ["DATASET" if name == "TEST_DATASET" and not c.TEST_DATASET else name for name in names]
     listed = dict.fromkeys(f"{name}={getattr(c, name, '')}".removesuffix("=") for name in places)
-    return f"{', '.join(listed)}: the content isn't what the run in {run} was started with" if names else ""
+    return f"{', '.join(listed)}: the content isn't what the run in {where} was started with" if names else ""
 
 
 def model_digest(model: str) -> str:

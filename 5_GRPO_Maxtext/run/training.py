@@ -63,7 +63,8 @@ class TrainingLog:
     """
 
     def __init__(self, logs: Path, c, first_step: int):
-        self._c, self._path, self._unhealthy = c, logs / "train_log.csv", {}
+        self._c, self._path = c, logs / "train_log.csv"
+        self._unhealthy: dict[str, health.Sentence] = {}  # what `health.check` said at the last step
         self.rows = [row for row in read_log(self._path) if row["step"] <= first_step]
         if (lost := first_step - len(self.rows)) > 0:
             print(f"{self._path} has lost the rows of {lost:,} steps; the run goes on, its curves lack them")
@@ -122,7 +123,10 @@ class TrainingRun:
 
     def __init__(self, c, llm, task, folder, evaluate):
         self.c, self.llm, self.task, self.folder, self._evaluate = c, llm, task, folder, evaluate
-        self.first_step, self.beta, self.carried, self._nonfinite = 0, c.BETA, {}, 0
+        self.first_step = 0
+        self.beta = c.BETA
+        self.carried: dict[str, Any] = {}
+        self._nonfinite = 0  # updates in a row
 
     def __enter__(self) -> "TrainingRun":
         logs = self.folder.logs
@@ -210,9 +214,9 @@ class TrainingRun:
         row |= answer_metrics(grader, samples.sampled or samples, time.perf_counter() - self._started)
         every = c.LOG_ANSWERS_EVERY
         if every and (done in (1, c.NUM_BATCHES) or done % every == 0):
-            path, tokenizer = self.folder.logs / "answers.jsonl", self.llm.tokenizer
+            path = self.folder.logs / "answers.jsonl"
             log_prob = before_update, self.llm.log_probs(batch)
-            answers.append_step(path, c, tokenizer, grader, samples, batch, row, log_prob)
+            answers.append_step(path, c, self.llm.tokenizer, grader, samples, batch, row, log_prob)
         self._log.add(row | self._held_out(done))
         self.beta = adaptive_beta(self.beta, c.TARGET_KL, row["kl"])
         if done % c.SAVE_INTERVAL_STEPS == 0 or done == c.NUM_BATCHES:
