@@ -28,7 +28,7 @@ class Variants:
     # --- what combines with every method
     EPSILON_HIGH: NonNegative = 0.0  # upper clip range; dapo needs it (0.28); gspo-token, cispo: 0 = EPSILON
     TEACHER: str = ""  # model in the reference's place, name or folder: on-policy distillation (empty = off)
-    SAMPLER_CORRECTION: NonNegative = pair(laptop=0.0, tpu=2.0)  # cap of pi / pi_sampler per token (0 = off)
+    SAMPLER_CORRECTION: NonNegative = pair(laptop=0.0, tpu=2.0)  # cap of pi_old / pi_sampler (0 = off)
     SAMPLER_WEIGHT: Literal[
         "token", "token-mask", "sequence", "sequence-mask"
     ] = "token"  # whose ratio SAMPLER_CORRECTION caps; mask: beyond it the weight is 0

@@ -61,7 +61,7 @@ class Constants(Variants, Extras, Machine):
         "You are given a problem. Think about it and write your reasoning between <reasoning> and "
         "</reasoning>. Then give the final answer, one number and nothing else, between <answer> and "
         "</answer>."
-    )  # what the model is asked to write; if your rewards want <think> tags, change the tags here, too
+    )  # what the model is asked to write; built-in rewards that want <think> swap the tags, your own don't
     TEMPLATE: str = pair(  # the tiny Llama learned its format from demonstrations; it follows no instructions
         laptop="{question}", tpu="{system_prompt}\n\n{question}"
     )  # the user's message, put inside the tokenizer's chat template
@@ -88,7 +88,7 @@ class Constants(Variants, Extras, Machine):
     TRAIN_MICRO_BATCH_SIZE: CountOrOff = pair(laptop=0, tpu=2)  # questions per gradient pass (0 = all)
     # --- evaluation
     NUM_TEST_QUESTIONS: Count = pair(laptop=512, tpu=1_319)  # test questions, from the top of the test set
-    EVAL_CONFIG: Literal["greedy", "standard", "liberal"] = "standard"  # of test answers: model/rollout.py
+    EVAL_CONFIG: Literal["greedy", "standard", "liberal"] = "standard"  # of all evaluations: model/rollout.py
     EVAL_EVERY: CountOrOff = pair(laptop=25, tpu=20)  # steps between evaluations during training (0 = none)
     EVAL_QUESTIONS: Count = pair(laptop=128, tpu=512)  # held out for it; not trained on, not in the test
 
@@ -219,7 +219,7 @@ def loss(params, model: Model, batch: Batch, use: variants.Method) -> tuple[jax.
     return -J, token_metrics(batch, kl=kl, clip_fraction=clipped, entropy=pi.entropy)
 
 
-# Donated: the new params and opt_state take the old ones' memory. `llm` has no params until `llm.load`.
+# Donated: it overwrites params and opt_state in place, so llm.params can't be used before `llm.load`.
 @functools.partial(jax.jit, static_argnames=("use", "optimizer"), donate_argnames=("params", "opt_state"))
 def update(params, opt_state, model: Model, batch: Batch, use: variants.Method, optimizer):
     """One optimizer update with the gradient summed over a step's passes.
@@ -246,9 +246,8 @@ def make_optimizer(c: Constants) -> optax.GradientTransformation:
     optimizer = optax.adamw(learning_rate, b1=c.B1, b2=c.B2, weight_decay=c.WEIGHT_DECAY)
     if c.MAX_GRAD_NORM:
         optimizer = optax.chain(optax.clip_by_global_norm(c.MAX_GRAD_NORM), optimizer)
-    # Otherwise one NaN would spread to every weight and into the next checkpoint. optax skips without a
-    # limit here; `run.check_finite` stops the run.
-    return optax.apply_if_finite(optimizer, max_consecutive_errors=num_updates)
+    # Otherwise one NaN would spread to every weight and into the next checkpoint.
+    return optax.apply_if_finite(optimizer, max_consecutive_errors=num_updates)  # check_finite stops the run
 
 
 # %% Training -----------------------------------------------------------------------------------------------
@@ -266,12 +265,12 @@ def to_batch(llm: Llm, samples: Samples, beta: float, use: variants.Method) -> B
     return llm.place(batch)  # NumPy [B, G, ...] to jax [passes, N / passes, ...]
 
 
-TABLES = {  # by constant, in the order of `Method`'s fields; this page's function is the default
-    "ROLLOUTS": {"fresh": rollouts} | variants.ROLLOUTS,
-    "ADVANTAGE": {"group": group_advantage} | variants.ADVANTAGES,
-    "LOSS_AGG_MODE": {"seq-mean-token-mean": mean_of_answers} | variants.WEIGHTS,
-    "LOSS_ALGO": {"grpo": clipped_objective} | variants.OBJECTIVES,
-    "KL_LOSS_MODE": {"low_var_kl": k3} | variants.KLS,
+TABLES = {  # by field of `Method`: the constant that picks, and its functions; this page's is the default
+    "rollouts": ("ROLLOUTS", {"fresh": rollouts} | variants.ROLLOUTS),
+    "advantage": ("ADVANTAGE", {"group": group_advantage} | variants.ADVANTAGES),
+    "weights": ("LOSS_AGG_MODE", {"seq-mean-token-mean": mean_of_answers} | variants.WEIGHTS),
+    "objective": ("LOSS_ALGO", {"grpo": clipped_objective} | variants.OBJECTIVES),
+    "kl": ("KL_LOSS_MODE", {"low_var_kl": k3} | variants.KLS),
 }
 
 
@@ -312,7 +311,7 @@ def evaluate(c: Constants, llm: Llm, task: Task, rows: Sequence[dict[str, str]])
         name: evaluation.grade(task.grader, rows, llm.answer(rows, name))
         for name in dict.fromkeys(("greedy", c.EVAL_CONFIG))  # once if EVAL_CONFIG is greedy
     }
-    return evaluation.together(results[c.EVAL_CONFIG], results["greedy"], rows)
+    return evaluation.merge_greedy(results[c.EVAL_CONFIG], results["greedy"], rows)
 
 
 def main(arguments: list[str]) -> None:
@@ -320,6 +319,7 @@ def main(arguments: list[str]) -> None:
     c = settings.read(Constants, arguments)
     if c.DRY_RUN:
         return dry_run.dry_run(c, arguments, reward_func, TABLES)
+    # From here on, c also has this machine's defaults and MODEL's commit.
     with start.open_run(c, arguments, reward_func, TABLES) as (c, llm, task, folder):
         folder.once("before", lambda: evaluate(c, llm, task, task.test))  # not again by a resumed run
         with TrainingRun(c, llm, task, folder, evaluate) as run:

@@ -374,10 +374,10 @@ class Method(NamedTuple):
     c: Any = None
 
 
-def choose(c, tables: dict[str, dict[str, Callable]]) -> Method:
+def choose(c, tables: dict[str, tuple[str, dict[str, Callable]]]) -> Method:
     """The functions the constants select; METHOD's file overrides the tables."""
-    picked = (table[getattr(c, constant)] for constant, table in tables.items())
-    use = Method(*picked, c)._replace(**own_functions(c.METHOD))
+    picked = {field: table[getattr(c, constant)] for field, (constant, table) in tables.items()}
+    use = Method(**(picked | own_functions(c.METHOD)), c=c)
     wrapped = {}
     if c.ZERO_VARIANCE_GROUPS != "keep" or c.MASK_OVERLONG:
         wrapped["rollouts"] = functools.partial(selected, use)
@@ -393,8 +393,9 @@ def own_functions(method: str) -> dict[str, Callable[..., Any]]:
     """The functions of METHOD's file that are named after a field of `Method`; UserError if there is none."""
     if not method:
         return {}
-    module, names = load_file(find_path(method).resolve(), "METHOD"), Method._fields[:-1]  # without c
-    found = {name: getattr(module, name) for name in names if callable(getattr(module, name, None))}
-    if not found:
+    module = load_file(find_path(method).resolve(), "METHOD")
+    names = [name for name in Method._fields if name != "c"]
+    functions = {name: getattr(module, name) for name in names if callable(getattr(module, name, None))}
+    if not functions:
         raise UserError(f"METHOD={method}: defines none of {', '.join(names)}; name a function so")
-    return found
+    return functions

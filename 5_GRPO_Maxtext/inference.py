@@ -23,7 +23,7 @@ from typing import Any, Literal
 import settings
 from constants import Arrays
 from run import checks, run_files
-from run.plain_text import shown
+from run.plain_text import escape_controls
 from run.run_files import Checkpoint
 from settings import Count, Seed, TwoOrMore, UserError, pair
 from task import prompts, questions, run_grader, task_rewards
@@ -98,9 +98,9 @@ def read_arguments(arguments: Sequence[str]) -> tuple[Constants, str, Checkpoint
     ):
         if holds:
             raise UserError(fault)
-    run = checkpoint.constants if checkpoint else {"MODEL": "tiny_llama"}
-    c = settings.read(Constants, given, {name: run[name] for name in RUNS_CONSTANTS if name in run})
-    if run.get("REWARD_FUNC") and not c.REWARD_FUNC:
+    trained_with = checkpoint.constants if checkpoint else {"MODEL": "tiny_llama"}
+    c = settings.read(Constants, given, {k: v for k, v in trained_with.items() if k in RUNS_CONSTANTS})
+    if trained_with.get("REWARD_FUNC") and not c.REWARD_FUNC:
         ours = *run_grader.COURSE_REWARDS, *run_grader.THINK_REWARDS  # not `compute_score`: the file has one
         kept = [name for name in settings.names_in(c.REWARDS) if name in ours]
         c = dataclasses.replace(c, REWARDS=",".join(kept))
@@ -115,16 +115,15 @@ def find_checkpoint(c: Constants) -> Checkpoint | None:
     newest = None if c.CHECKPOINT or c.MODEL else run_files.newest_run()
     if c.CHECKPOINT == "base" or not (c.CHECKPOINT or newest):
         return None
-    found = run_files.checkpoint_at(newest or Path(c.CHECKPOINT), "CHECKPOINT")
-    if found is None:
+    checkpoint = run_files.checkpoint_at(newest or Path(c.CHECKPOINT), "CHECKPOINT")
+    if checkpoint is None:
         why = "not in a run of the main script (no constants.json there)"
         raise UserError(f"CHECKPOINT={c.CHECKPOINT}: {why}; give its RUN_DIR, RUN_DIR/number, or base")
-    if world := found.constants.get("ENVIRONMENT"):
-        raise UserError(
-            f"CHECKPOINT={found.run}: was trained by turns with ENVIRONMENT={world}, and nobody answers its "
-            "model here; its evaluations are in evaluations.jsonl and after.json"
-        )
-    return found
+    if world := checkpoint.constants.get("ENVIRONMENT"):
+        fault = f"was trained by turns with ENVIRONMENT={world}, and nobody answers its model here"
+        place = "its evaluations are in evaluations.jsonl and after.json"
+        raise UserError(f"CHECKPOINT={checkpoint.run_dir}: {fault}; {place}")
+    return checkpoint
 
 
 def read_rows(c: Constants, question: str) -> list[dict[str, Any]]:
@@ -154,13 +153,13 @@ def read_all(arguments: Sequence[str]):
 
 # %% Imports ------------------------------------------------------------------------------------------------
 if __name__ == "__main__":  # refuses bad input now, before seconds of imports
-    settings.answer_early(read_all)
+    settings.exit_early_on_error(read_all)
 
 import jax
 
 import reward_func
 from model import devices, llama, versions
-from model.rollout import sampling
+from model.rollout import sampling_config
 from run import asked, process, trained
 
 
@@ -206,23 +205,23 @@ def main(arguments: Sequence[str]) -> None:
     process.keep_compiled()
     devices.check_gpu()
     grader = make_grader(c, rows)
-    tokenizer = llama.load_tokenizer(llama.load_hf_config(c.MODEL)[0])
+    tokenizer = llama.load_tokenizer(llama.fetch_model(c.MODEL)[0])
     about = f"base, {c.MODEL} as it is"
     if checkpoint:
         root, step = trained.place_of(checkpoint)
-        trained.say_changes(c.MODEL, checkpoint)
+        trained.warn_if_model_changed(c.MODEL, checkpoint)
         rank = checkpoint.constants.get("LORA_RANK")
         about = f"{root}/{step}{f' (LoRA of rank {rank})' if rank else ''}, trained from {c.MODEL}"
-    print(shown(f"checkpoint: {about}"))
+    print(escape_controls(f"checkpoint: {about}"))
     own = checkpoint.constants.get("REWARD_FUNC") if checkpoint else ""
     if own and not c.REWARD_FUNC:
         theirs = f"the run's own are in {own}: only REWARD_FUNC={own} here would run it"
-        print(shown(f"rewards:    {grader}; {theirs}"))
+        print(escape_controls(f"rewards:    {grader}; {theirs}"))
     rows = add_prompts(c, rows, tokenizer, grader.think_tags)
 
     rollout = trained.make_rollout(c, tokenizer, len(rows) * c.SAMPLES, checkpoint)
     by_default = "greedy" if c.SAMPLES == 1 else "standard"
-    how = sampling(c, c.SAMPLING or by_default, seed=jax.random.key(c.SEED))
+    how = sampling_config(c, c.SAMPLING or by_default, seed=jax.random.key(c.SEED))
     if c.COMPARE:
         ask(c, rollout, how, rows, "before")
     if checkpoint:
@@ -230,9 +229,9 @@ def main(arguments: Sequence[str]) -> None:
     if question and c.SAMPLES == 1 and not c.COMPARE:
         rows[0]["after"] = [""]
         for piece in rollout.stream(rows[0]["prompts"], how):
-            print(shown(piece), end="", flush=True)
+            print(escape_controls(piece), end="", flush=True)
             rows[0]["after"][0] += piece
-        print(shown(asked.judged(grader, rows[0]["after"][0], rows[0])))
+        print(escape_controls(asked.judged(grader, rows[0]["after"][0], rows[0])))
     else:
         output = ask(c, rollout, how, rows, "after")
         asked.show(rows, grader)
@@ -243,7 +242,7 @@ def main(arguments: Sequence[str]) -> None:
         if checkpoint:
             untrained = trained.make_rollout(c, tokenizer, len(rows) * c.SAMPLES, checkpoint)
             log_probs.insert(0, asked.token_log_probs(c, untrained, output))
-            folder = checkpoint.run
+            folder = checkpoint.run_dir
         path = folder / "answers.html"
         asked.write_page(c, path, rollout.tokenizer, rows, output, log_probs, grader, about)
 

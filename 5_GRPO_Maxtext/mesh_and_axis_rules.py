@@ -133,12 +133,12 @@ COLLECTIVE = re.compile(
 
 def collectives(program: str, mesh: Mesh) -> list[tuple[str, str, int]]:
     """Kind, mesh axis and bytes per device of each collective in a compiled program's text (XLA's HLO)."""
-    found = []
+    rows = []
     for match in COLLECTIVE.finditer(program):
         shapes = re.findall(r"f32\[([\d,]*)\]", match["shapes"])
         size = sum(4 * math.prod(map(int, re.findall(r"\d+", shape))) for shape in shapes)
-        found.append((match["kind"], axis_of(match["rest"], mesh), size))
-    return found
+        rows.append((match["kind"], axis_of(match["rest"], mesh), size))
+    return rows
 
 
 def axis_of(line: str, mesh: Mesh) -> str:
@@ -221,7 +221,7 @@ def run_llama(c: Constants, strategy: Strategy) -> dict[str, Any]:
     """
     parts, tensor = strategy.mesh_shape
     fsdp = parts if strategy.rules["embed"] else 1
-    folder, hf = llama.load_hf_config("tiny_llama")
+    folder, hf = llama.fetch_model("tiny_llama")
     config = llama.to_maxtext_config(
         hf, rows=LLAMA_ROWS, prompt_tokens=LLAMA_TOKENS - 1, new_tokens=1,
         ici_data_parallelism=parts // fsdp, ici_fsdp_parallelism=fsdp, ici_tensor_parallelism=tensor,

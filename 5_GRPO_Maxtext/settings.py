@@ -28,7 +28,7 @@ from typing import Annotated, Any
 import pydantic
 
 from run import machine as machines
-from run.plain_text import shown
+from run.plain_text import escape_controls
 
 # One thread is fastest for matrix products this small, and bitwise reproducible. TPUs ignore this flag.
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
@@ -85,8 +85,8 @@ def config_path(model: str) -> Path | None:
 
     name, _, revision = model.partition("@")
     with contextlib.suppress(ValueError):  # a path rather than a name
-        found = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision or None)
-        return Path(found) if isinstance(found, str) else None
+        cached = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision or None)
+        return Path(cached) if isinstance(cached, str) else None
 
 
 def is_small(model: str) -> bool:
@@ -122,20 +122,20 @@ def read[Constants](
         name, equals, text = argument.partition("=")
         if name not in values or not equals:
             near = ", ".join(difflib.get_close_matches(name.upper(), values, n=3, cutoff=0.5)) or "none"
-            said = f"no such constant; write NAME=value, nearest names: {near} (--help lists all)"
-            raise UserError(f"{argument!r}: {said}")
+            remedy = f"no such constant; write NAME=value, nearest names: {near} (--help lists all)"
+            raise UserError(f"{argument!r}: {remedy}")
         texts[name] = text
     given = {name: value for name, value in (saved or {}).items() if name in values} | texts
     if not is_small(given.get("MODEL") or values.get("MODEL", "")):
-        changed = machines.changes(machines.named(given.get("MACHINE", "")) or machine, given)
-        values = defaults(kind, "tpu")
-        values |= {name: value for name, (value, _) in changed.items() if name in values}
+        machine = machines.parse_machine(given.get("MACHINE", "")) or machine
+        changed = machines.machine_defaults(machine, given).items()
+        values = defaults(kind, "tpu") | {name: value for name, (value, _) in changed if name in values}
     values |= given
     try:
         return pydantic.TypeAdapter(kind).validate_python(values)
     except pydantic.ValidationError as error:
-        [name, *_], said = error.errors()[0]["loc"], error.errors()[0]["msg"]
-        raise UserError(f"{name}={values[name]}: {said.replace('Input should', 'must')}") from None
+        [name, *_], message = error.errors()[0]["loc"], error.errors()[0]["msg"]
+        raise UserError(f"{name}={values[name]}: {message.replace('Input should', 'must')}") from None
 
 
 def help_text(kind: type) -> str:
@@ -166,14 +166,14 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def run(main: Callable[[list[str]], Any]) -> None:
-    """Calls `main` with the command line after all imports; exit codes as in `answer`, also on SIGTERM."""
+    """Calls `main` after all imports; exits as `exit_on_error` does, also on SIGTERM."""
     gc.freeze()  # collections needn't traverse what the imports created
     gc.enable()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's Ctrl-C
-    answer(main)
+    exit_on_error(main)
 
 
-def answer(main: Callable[[list[str]], Any]) -> None:
+def exit_on_error(main: Callable[[list[str]], Any]) -> None:
     """Calls `main` with the command line; exit code 2 on the user's errors, 130 on Ctrl-C.
 
     In a notebook, sys.argv holds the kernel's arguments, so the constants keep their defaults.
@@ -184,29 +184,29 @@ def answer(main: Callable[[list[str]], Any]) -> None:
     try:
         return main([] if "ipykernel" in sys.argv[0] else sys.argv[1:])
     except UserError as error:
-        code, said = 2, f"error: {shown(str(error))}"
+        code, message = 2, f"error: {escape_controls(str(error))}"
     except KeyboardInterrupt as stop:
-        code, said = 130, "\nstopped"
+        code, message = 130, "\nstopped"
         if isinstance(stop, Stopped):
             kept = [argument for argument in sys.argv[1:] if not argument.startswith("RUN_DIR=")]
-            said += f". To go on: {shlex.join(['python', sys.argv[0], *kept, f'RUN_DIR={stop}'])}"
+            message += f". To go on: {shlex.join(['python', sys.argv[0], *kept, f'RUN_DIR={stop}'])}"
     except BrokenPipeError:  # `--help | head` closes our end before everything is written
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
         if error.errno not in NOT_WRITABLE:
             raise
-        path = shown(str(error.filename or "a file"))
-        code, said = 2, f"error: {path}: {error.strerror}; choose a folder that can be written"
-    print(said, file=sys.stderr)
+        path = escape_controls(str(error.filename or "a file"))
+        code, message = 2, f"error: {path}: {error.strerror}; choose a folder that can be written"
+    print(message, file=sys.stderr)
     sys.exit(code)
 
 
-def answer_early(refuse: Callable[[list[str]], Any]) -> None:
-    """`answer` before a script's heavy imports; skipped in a notebook, where sys.argv is the kernel's."""
+def exit_early_on_error(refuse: Callable[[list[str]], Any]) -> None:
+    """`exit_on_error` before a script's heavy imports; skipped in a notebook: sys.argv is the kernel's."""
     gc.disable()  # until `run`: collecting during the imports costs half a second
     if "ipykernel" not in sys.argv[0]:
-        answer(refuse)
+        exit_on_error(refuse)
 
 
 def refuse_early(kind: type, check: Callable[[Any], None] = lambda c: None) -> None:
@@ -220,4 +220,4 @@ def refuse_early(kind: type, check: Callable[[Any], None] = lambda c: None) -> N
         if is_small(getattr(c, "MODEL", "tiny_llama")):
             check(c)
 
-    answer_early(refuse)
+    exit_early_on_error(refuse)

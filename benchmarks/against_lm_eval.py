@@ -106,4 +106,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    settings.answer(main)
+    settings.exit_on_error(main)

@@ -90,7 +90,7 @@ def compiled(c, stays=(), maxtext=None, cut=0, masked=False, xla=None, **constan
     out; if `masked`, the log-prob is a masked sum; `xla` are compiler options.
     """
     c = dataclasses.replace(c, **constants)
-    folder, hf = llama.load_hf_config(c.MODEL)
+    folder, hf = llama.fetch_model(c.MODEL)
     tokenizer = llama.load_tokenizer(folder)
     config = llama.to_run_config(c, hf, **(maxtext or {}))
     with contextlib.ExitStack() as stack:

@@ -14,10 +14,9 @@ import json
 import math
 import sys
 import time
-import types
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,7 +36,7 @@ import grpo_variants
 import settings
 from model import llama, versions
 from model.llm import load_llm
-from model.rollout import right_padded, sampling
+from model.rollout import right_padded, sampling_config
 from run import process
 from task import turns
 from task.run_grader import load_file
@@ -200,14 +199,15 @@ CALLS = 8  # of 15 starts x 16 walks
 def table_of_credit() -> None:
     """How far the advantage of a move tells what the move was worth, A* = Q* - V*; the untrained model's."""
     c = settings.read(demo.Constants, [*COMMON.split(), "NUM_GENERATIONS=16"])
-    folder, hf = llama.load_hf_config(c.MODEL)
+    folder, hf = llama.fetch_model(c.MODEL)
     tokenizer = llama.load_tokenizer(folder)
     rollout = load_llm(c, folder, hf, tokenizer).rollout
     questions = [world.in_words(start) for start in world.starts("") for _ in range(16)]
     prompts = [tokenizer.bos_token + question for question in questions]
     lines = []
     for call in range(CALLS):
-        output = turns.walk(c, rollout, prompts, questions, sampling(c, seed=jax.random.key(1_000 + call)))
+        how = sampling_config(c, seed=jax.random.key(1_000 + call))
+        output = turns.walk(c, rollout, prompts, questions, how)
         for G in GROUPS:
             lines += [{"G": G, "call": call} | found for found in credit(output, questions, G)]
     write_csv(ASSETS / "turns_credit.csv", lines)
@@ -217,10 +217,9 @@ def credit(output, questions: list[str], G: int) -> Iterator[dict[str, Any]]:
     """Correlations with A*, over all moves of these walks, in groups of G."""
     turn = right_padded([episode.turn for episode in output.text], 48, -1, np.int32)  # [N, T]
     texts = np.array(output.text, object).reshape(-1, G)
-    answers = types.SimpleNamespace(texts=texts, turn=turn.reshape(-1, G, turn.shape[1]))
+    answers = SimpleNamespace(texts=texts, turn=turn.reshape(-1, G, turn.shape[1]))
     returns = np.array([episode.to_go[0] for episode in output.text]).reshape(-1, G)
-    parts = {"episode_return": returns}
-    samples = types.SimpleNamespace(answers=answers, rewards=returns, reward_parts=parts)
+    samples = SimpleNamespace(answers=answers, rewards=returns, reward_parts={"episode_return": returns})
     kinds = {
         "episode": np.broadcast_to(demo.group_advantage(samples).reshape(-1, 1), turn.shape),
         "return to go": grpo_variants.turn_advantage(samples).reshape(turn.shape),

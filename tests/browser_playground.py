@@ -104,7 +104,7 @@ def ask(driver, task, then="x", **given):
 def maxtext():
     """The tiny Llama as the main script loads it, its mesh, the constants, and questions as tokens."""
     c = settings.read(demo.Constants, ["BATCH_SIZE=2", "NUM_GENERATIONS=4"])
-    folder, hf = llama.load_hf_config(c.MODEL)
+    folder, hf = llama.fetch_model(c.MODEL)
     model, mesh = llama.load_llama(folder, hf, llama.to_run_config(c, hf), pad_id=0)
     rows = [json.loads(line)["question"] for line in (settings.HERE / "tiny_gsm8k/validation.jsonl").open()]
     tokens = llama.load_tokenizer(settings.HERE / "tiny_llama")(rows[:10], add_special_tokens=False)
@@ -142,7 +142,7 @@ def test_tokens_are_drawn_from_the_policy(show, maxtext):
 
 def flat_gradient(gradient, c, folder):
     """The gradient of a MaxText model as the page lays out weights; by way of Hugging Face's names."""
-    _, hf = llama.load_hf_config(c.MODEL)
+    _, hf = llama.fetch_model(c.MODEL)
 
     def read(name):
         return np.asarray(

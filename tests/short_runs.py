@@ -110,10 +110,10 @@ def share_programs(patch):
         patch.setattr(module, function, kept(getattr(module, function), key))
 
     def engine(c, tokenizer, count, checkpoint=None):
-        run = checkpoint.constants if checkpoint else {}
-        if run.get("LORA_RANK"):
+        trained_with = checkpoint.constants if checkpoint else {}
+        if trained_with.get("LORA_RANK"):
             return None
-        folder, clip = settings.find_path(c.MODEL), run.get("LOGITS_CLIP", 0.0)
+        folder, clip = settings.find_path(c.MODEL), trained_with.get("LOGITS_CLIP", 0.0)
         return name(c, folder, "beside_the_engine", min(c.BATCH_SIZE, count), clip)
 
     patch.setattr(trained, "make_rollout", taken_again(trained.make_rollout, engine))

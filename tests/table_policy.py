@@ -19,7 +19,7 @@ import grpo_variants as variants
 import reward_func
 import settings
 from model.llm import Llm, Model, split
-from model.rollout import sampling
+from model.rollout import sampling_config
 from run import checks, run_folder
 from run.training import TrainingRun
 from task import run_grader
@@ -107,12 +107,12 @@ def value_and_gradient(c, params, model, fields):
     batch = as_batch(fields | {"weight": weights_of(c, np.asarray(fields["mask"]))})
     one_pass = jax.value_and_grad(demo.loss, has_aux=True)
     (value, metrics), gradient = one_pass(params, model, batch, variants.choose(c, demo.TABLES))
-    return value, without_old(metrics), gradient
+    return value, for_the_log(metrics), gradient
 
 
-def without_old(metrics):
+def for_the_log(metrics):
     """The metrics that `mean_metrics` takes."""
-    return {name: value for name, value in metrics.items() if name != "old_log_prob"}
+    return {name: value for name, value in metrics.items() if name != "log_prob_before_update"}
 
 
 def mean(figure):
@@ -208,14 +208,14 @@ def train(c, answers, points, folder: Path, takes=0.0):
     """The loop on the page, with these answers: the language model after it, and the rows of its log."""
     mesh, actor, frozen = two_tables()
     rollout = Scripted(actor, Tokenizer(), mesh, None, answers=answers, takes=takes)
-    llm = Llm(c, actor, frozen if c.BETA else None, rollout, sampling(c), mesh, ())
+    llm = Llm(c, actor, frozen if c.BETA else None, rollout, sampling_config(c), mesh, ())
     return llm, train_llm(c, llm, graded(points), questions(10 * c.BATCH_SIZE), folder)
 
 
 def train_llm(c, llm, grader, rows, folder: Path):
     """The loop on the page, on these questions; the rows of its log."""
     folder.mkdir(parents=True, exist_ok=True)
-    run = run_folder.Run(folder, folder, str(folder / "checkpoints"))
+    run = run_folder.RunFolder(folder, folder, str(folder / "checkpoints"))
     task = make_task(c, dict(train=rows, test=[], validation=[]), grader, {})
     with TrainingRun(c, llm, task, run, demo.evaluate) as training:
         return demo.train(c, llm, task, training)

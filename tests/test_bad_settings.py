@@ -41,7 +41,7 @@ def refused(monkeypatch, capsys):
     def run(script, arguments, *words):
         monkeypatch.setattr(sys, "argv", ["script", *arguments])
         with pytest.raises(SystemExit) as stopped:
-            settings.answer(script.main)
+            settings.exit_on_error(script.main)
         line = capsys.readouterr().err
         assert stopped.value.code == 2 and line.startswith("error: ") and line.count("\n") == 1, line
         assert all(word in line for word in words) and len(line) < 700, line

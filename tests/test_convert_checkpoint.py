@@ -70,7 +70,7 @@ def test_maxtext_loads_the_converted_checkpoint_and_gives_the_logits_of_transfor
     """With MaxText's own loader."""
     golden = np.load(GOLDEN / name / "logits.npz")
     convert.main([f"SOURCE={GOLDEN / name}", "TARGET=mt", f"SCAN_LAYERS={scan_layers}"])
-    _, hf = llama.load_hf_config(str(GOLDEN / name))
+    _, hf = llama.fetch_model(str(GOLDEN / name))
     config = llama.to_maxtext_config(
         hf, rows=len(golden["tokens"]), prompt_tokens=20, new_tokens=4, scan_layers=scan_layers,
         load_parameters_path=str(tmp_path / "mt" / "0" / "items"), enable_checkpointing=True,

@@ -182,7 +182,7 @@ def test_a_profile_dir_that_cannot_be_made_is_refused_before_the_first_step(name
 
 def begin(*arguments):
     """Opens a run's folder, as the main script does, and notes a checkpoint in it."""
-    with run_folder.open_run(settings.read(demo.Constants, [*SHORT, *arguments])) as run:
+    with run_folder.open_folder(settings.read(demo.Constants, [*SHORT, *arguments])) as run:
         if not checkpoints.saved(run.checkpoints):
             epath.Path(f"{run.checkpoints}/4").mkdir()
             (run.logs / "before.json").touch()
@@ -268,11 +268,11 @@ def test_a_second_process_in_a_run_dir_or_at_its_checkpoints_is_refused(empty_fo
     """The kernel's locks belong to an open file: a second one in this process is refused, too."""
     c = settings.read(demo.Constants, ["RUN_DIR=a", f"CHECKPOINT_DIR={empty_folder / 'kept'}"])
     (empty_folder / "b").mkdir()
-    with run_folder.open_run(c):
+    with run_folder.open_folder(c):
         for place in (".", "b"):  # the same command in another folder finds the checkpoints
             monkeypatch.chdir(place)
             with pytest.raises(UserError, match=r"RUN_DIR=a: another process is running in it"):
-                run_folder.open_run(c).__enter__()
+                run_folder.open_folder(c).__enter__()
 
 
 # --- weights that are not finite
@@ -294,5 +294,5 @@ def test_what_is_not_finite_is_not_written(tmp_path, bad):
 def test_a_terminal_without_arrows_gets_their_escapes(monkeypatch):
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
     monkeypatch.setattr(sys, "stdout", terminal)
-    settings.answer(lambda arguments: print("\u2192", flush=True))
+    settings.exit_on_error(lambda arguments: print("\u2192", flush=True))
     assert terminal.buffer.getvalue() == b"\\u2192\n"

@@ -100,7 +100,7 @@ def test_the_disk_that_holds_the_checkpoints_is_the_one_that_is_checked(tmp_path
 
 def test_vllm_gets_its_share_and_no_more():
     """By hand, for Llama 3.1 8B on v6e-8 with 26 GiB of training: 8 chips, 31.24 GiB each."""
-    v6e, chips = machine.named("v6e-8"), list(range(8))
+    v6e, chips = machine.parse_machine("v6e-8"), list(range(8))
     mesh = jax.sharding.Mesh(np.arange(8).reshape(1, 8), ("data", "model"))
     taken = 2 * 4 * PARAMETERS_8B / 8 / GIB  # actor and reference, float32
     weights = 2 * PARAMETERS_8B / 8 / GIB

@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 from maxtext.layers import attentions
 from maxtext.models.models import Transformer
-from table_policy import as_batch, model_of, without_old
+from table_policy import as_batch, for_the_log, model_of
 from test_load_llama import GOLDEN, load
 
 import grpo_llama3_1_8b_demo as demo
@@ -63,7 +63,7 @@ def loss_and_gradient(adapter, mesh, batch):
     model, use = dataclasses.replace(model, mesh=mesh), grpo_variants.choose(c, demo.TABLES)
     step = jax.jit(jax.value_and_grad(lambda params: demo.loss(params, model, batch, use), has_aux=True))
     (value, metrics), gradient = step(params)
-    return float(value), without_old(metrics), gradient
+    return float(value), for_the_log(metrics), gradient
 
 
 SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in

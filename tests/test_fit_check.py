@@ -47,7 +47,7 @@ def run_and_compare(trained: str) -> None:
     arguments = ["BATCH_SIZE=8", "TRAIN_MICRO_BATCH_SIZE=4", "NUM_GENERATIONS=2", "SCAN_LAYERS=True", trained,
                  "WARMUP_FRACTION=0.0", "RUN_DIR=run"]  # fmt: skip
     c = settings.read(demo.Constants, arguments)
-    folder, hf = llama.load_hf_config(c.MODEL)
+    folder, hf = llama.fetch_model(c.MODEL)
     tokenizer = llama.load_tokenizer(folder)
     assert jax.device_count() == 8
     model = llama.abstract_model(hf, llama.to_run_config(c, hf), jax.devices())
@@ -62,7 +62,7 @@ def run_and_compare(trained: str) -> None:
 
     data = questions.read_data(c)
     grader = start.checked_grader(c, hf, tokenizer, reward_func, data)
-    rows, _ = start.as_asked(c, data, grader, tokenizer)
+    rows, _ = start.make_splits(c, data, grader, tokenizer)
     llm = load_llm(c, folder, hf, tokenizer)
     called, update = [], demo.update
 
@@ -174,7 +174,7 @@ def test_the_largest_batch_is_found_by_halving(monkeypatch, name, held, beside, 
     def check(name, algorithm, arguments, update_alone):
         given = {"NUM_GENERATIONS": 8} | dict(argument.split("=") for argument in arguments)
         asked = int(given["BATCH_SIZE"]) * int(given["NUM_GENERATIONS"])
-        each = asked / machines.named(name).chips
+        each = asked / machines.parse_machine(name).chips
         row = dict(answers=asked, left=held - each, vllm_least=each, vllm_most=beside)
         return [row], f"{asked} answers"
 
@@ -186,4 +186,4 @@ def test_the_largest_batch_is_found_by_halving(monkeypatch, name, held, beside, 
 @pytest.mark.parametrize("name", ["v5p-8", "t4"])
 def test_without_its_compiler_the_remedy_is_named(name):
     with pytest.raises(UserError, match=rf"={name}: its compiler does not start .*make fit-setup"):
-        fit.devices_of(fit.named(name))
+        fit.devices_of(fit.parse_machine(name))

@@ -80,7 +80,7 @@ def test_the_tokenizer_cuts_merges_pads_and_asks_as_the_file_says():
     assert roles == ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|endoftext|>")  # padding never ends
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": "the"}], tokenize=False)
     assert prompt == "<|im_start|>the<|im_end|>" and len(tokenizer.encode(prompt)) == 3
-    assert llama.load_hf_config("hf")[1].eos_token_id == tokenizer.eos_token_id == 2
+    assert llama.fetch_model("hf")[1].eos_token_id == tokenizer.eos_token_id == 2
 
 
 ODD = ["llama__block_count", "llama__attention__head_count_kv", "llama__rope__freq_base",

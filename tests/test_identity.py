@@ -46,7 +46,7 @@ def found():
     c = settings.read(demo.Constants, [*SHORT, *USED])
     data = questions.read_data(c)
     grader = run_grader.make_grader(c.REWARDS, c.REWARD_FUNC, reward_func, [])
-    rows, _ = start.as_asked(c, data, grader, llama.load_tokenizer(Path(c.MODEL)))
+    rows, _ = start.make_splits(c, data, grader, llama.load_tokenizer(Path(c.MODEL)))
     return run_folder.identity(c, rows, grader.names, "course.py")
 
 
@@ -93,14 +93,14 @@ def test_what_has_changed_is_named_and_nothing_else():
         change()
         now, names = found(), set(names.split())
         assert before.keys() == now.keys() and {key for key in now if now[key] != before[key]} == names
-        said = run_folder.changed(before, now, c, "RUN_DIR=r")
+        said = run_folder.change_message(before, now, c, "RUN_DIR=r")
         for key in names:
             value = getattr(c, key, None)
             name = f"{key}={value}" if value else {"TEST_DATASET": "DATASET=data"}.get(key, key)
             assert name in said
         assert bool(said) == bool(names) and "\n" not in said
         before = now
-    assert not run_folder.changed({}, now, c, "") and not run_folder.changed({"MODEL": "f" * 40}, now, c, "")
+    assert not any(run_folder.change_message(kept, now, c, "") for kept in ({}, {"MODEL": "f" * 40}))
 
 
 @pytest.fixture

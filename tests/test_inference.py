@@ -142,7 +142,7 @@ def test_without_checkpoint_the_newest_run_answers_and_where_there_is_none_the_b
         for host in Path("runs", name).glob("**/constants.json"):
             host.with_name("run.json").write_text('{"saved": 7}')
         *_, checkpoint = inference.read_arguments([])
-        assert (checkpoint.run, checkpoint.step) == (Path("runs", name), None)
+        assert (checkpoint.run_dir, checkpoint.step) == (Path("runs", name), None)
     assert inference.read_arguments(["MODEL=tiny_llama"])[2] is None  # that model, not the run's
     assert inference.read_arguments(["MODEL="])[2] == checkpoint
 

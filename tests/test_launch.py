@@ -22,7 +22,7 @@ import pytest
 import grpo_llama3_1_8b_demo as demo
 import settings
 from run import dry_run, memory
-from run.machine import named
+from run.machine import parse_machine
 
 LAUNCH = settings.HERE / "launch"
 DEMO = f"{settings.HERE.name}/grpo_llama3_1_8b_demo.py"
@@ -191,7 +191,7 @@ def printed():
         for command, remark, exported in COMMAND.findall(path.read_text()):
             tpu = exported or tpu
             if command:
-                machine = remark if named(remark) else tpu if "launch/" in command else ""
+                machine = remark if parse_machine(remark) else tpu if "launch/" in command else ""
                 found[command.strip(), machine] = path.name
     return [pytest.param(*key, id=f"{name}-{i}") for i, (key, name) in enumerate(found.items())]
 

@@ -29,7 +29,7 @@ def logits_of(adapter, mesh, golden):
 
 def load(folder, rows=2, prompt_tokens=20, new_tokens=4, **changes):
     """A checkpoint as the main script loads it: the model, its mesh, MaxText's config and Hugging Face's."""
-    folder, hf = llama.load_hf_config(str(folder))
+    folder, hf = llama.fetch_model(str(folder))
     sizes = dict(rows=rows, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
     config = llama.to_maxtext_config(hf, **sizes, **changes)
     return *llama.load_llama(folder, hf, config, pad_id=0), config, hf
@@ -98,17 +98,17 @@ def test_the_index_says_which_files_hold_the_weights(tmp_path):
 @pytest.mark.parametrize(("file", "message"), [("gone", "has no gone; fetch"), (3, "index.json is damaged")])
 def test_an_index_that_does_not_fit_is_refused(tmp_path, file, message):
     with pytest.raises(UserError, match=message):
-        llama.load_hf_config(str(sharded(tmp_path / "m", x=file)))
+        llama.fetch_model(str(sharded(tmp_path / "m", x=file)))
 
 
 def test_files_that_hold_no_weights_are_refused(tmp_path):
     folder = shutil.copytree(llama.find_path("tiny_llama"), tmp_path / "m")
     (folder / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1")
     with pytest.raises(UserError, match=r"model.safetensors is damaged \(.*fetch it again"):
-        llama.load_hf_config(str(folder))
+        llama.fetch_model(str(folder))
     (folder / "model.safetensors").rename(folder / "pytorch_model.safetensors")
     with pytest.raises(UserError, match=r"has no model\.safetensors; fetch"):
-        llama.load_hf_config(str(folder))
+        llama.fetch_model(str(folder))
 
 
 def test_a_token_without_an_embedding_is_refused(tmp_path):
@@ -128,4 +128,4 @@ def test_another_architecture_is_refused_in_one_line(tmp_path, name, change, mes
     config = json.loads((folder / "config.json").read_text()) | change
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=message):
-        llama.load_hf_config(str(folder))
+        llama.fetch_model(str(folder))

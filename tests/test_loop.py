@@ -25,7 +25,7 @@ import reward_func
 import settings
 from model import llama
 from model.llm import load_llm
-from model.rollout import sampling
+from model.rollout import sampling_config
 from run import start
 from run.training import TrainingRun
 from task import prompts, run_grader
@@ -80,7 +80,7 @@ def tunix_learner(c, answers, **config):
         actor=actor, reference=reference, tokenizer=Tokenizer(),
         cluster_config=ClusterConfig(
             role_to_mesh=dict.fromkeys(roles, mesh), role_to_logical_axis_rule=dict.fromkeys(roles, ()),
-            rollout_engine=functools.partial(Scripted, answers=answers), rollout_config=sampling(c),
+            rollout_engine=functools.partial(Scripted, answers=answers), rollout_config=sampling_config(c),
             training_config=training,
         ),
     )  # fmt: skip
@@ -278,7 +278,7 @@ def test_answers_drawn_ahead_are_those_of_the_weights_one_step_ago(fed, tmp_path
 def tiny_llama(load, *constants):
     """Constants, and the tiny Llama; of the sizes of short_runs.SHORT, whose programs are there."""
     c = constants_of("BATCH_SIZE=4", "NUM_GENERATIONS=4", "TOTAL_GENERATION_STEPS=28", *QUICK, *constants)
-    folder, hf = llama.load_hf_config("tiny_llama")
+    folder, hf = llama.fetch_model("tiny_llama")
     return c, load(c, folder, hf, llama.load_tokenizer(folder))
 
 

@@ -18,7 +18,7 @@ import reward_func
 import settings
 from model import llama, lora
 from model.llm import load_llm
-from model.rollout import sampling
+from model.rollout import sampling_config
 from run import run_folder
 from task import prompts, run_grader
 from task.questions import read_data
@@ -110,16 +110,16 @@ def test_only_the_named_weights_get_matrices():
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lora")
     c = settings.read(demo.Constants, [*RUN, f"RUN_DIR={folder / 'run'}"])
-    model, hf = llama.load_hf_config(c.MODEL)
+    model, hf = llama.fetch_model(c.MODEL)
     tokenizer = llama.load_tokenizer(model)
     questions, source = read_data(c)["test"]
     rows = prompts.make_prompts(c, questions[:16], source, tokenizer, False, folder / "too_long.csv")
-    with run_folder.open_run(c) as run:
+    with run_folder.open_folder(c) as run:
         llm = load_llm(c, model, hf, tokenizer)
-        log = train_llm(c, llm, run_grader.make_grader("", "", reward_func, rows), rows, run.folder)
+        log = train_llm(c, llm, run_grader.make_grader("", "", reward_func, rows), rows, run.path)
     # the sampler's merged weights are the trainer's W and A B; float32 in another order
     assert max(row["mismatch_max"] for row in log) < 1e-3
-    how = sampling(c, "greedy", seed=jax.random.key(0))
+    how = sampling_config(c, "greedy", seed=jax.random.key(0))
     return llm, folder / "run", rows, llm.rollout.generate([row["prompts"] for row in rows], how).text
 
 

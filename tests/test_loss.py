@@ -35,7 +35,7 @@ def loss_of_golden(*constants, **changes):
     rewards = SimpleNamespace(rewards=GOLDEN["rewards"].reshape(-1, 4))
     fields = dict(
         prompt_ids=OWN, completion_ids=OWN, mask=OWN, sampler_log_prob=SAMPLER,
-        advantage=demo.TABLES["ADVANTAGE"][c.ADVANTAGE](rewards).reshape(-1, 1),
+        advantage=demo.TABLES["advantage"][1][c.ADVANTAGE](rewards).reshape(-1, 1),
         beta=np.full((len(OWN), 1), c.BETA), old_log_prob=GOLDEN["old_log_prob"],
         ref_log_prob=GOLDEN["ref_log_prob"] if c.BETA else None,
     )  # fmt: skip
@@ -111,17 +111,17 @@ def test_the_weights_of_tokens_where_an_answer_has_none():
     mask = np.arange(4) < np.array([[[3], [0]], [[2], [0]]])  # [2, 2, 4]
     expected = {"seq-mean-token-mean": (1 / 6, 1 / 4), "token-mean": (1 / 5,) * 2,
                 "seq-mean-token-sum": (1 / 2,) * 2, "seq-mean-token-sum-norm": (1 / 8,) * 2}  # fmt: skip
-    for name, weights in demo.TABLES["LOSS_AGG_MODE"].items():
+    for name, weights in demo.TABLES["weights"][1].items():
         of_answers = np.array([[expected[name][0], 0], [expected[name][1], 0]])
         np.testing.assert_allclose(weights(mask), of_answers[..., None] * mask, rtol=1e-12)
         assert not weights(mask & False).any()
 
 
-@pytest.mark.parametrize("mode", demo.TABLES["KL_LOSS_MODE"])
+@pytest.mark.parametrize("mode", demo.TABLES["kl"][1])
 def test_each_kl_is_tunixs(mode):
     policy, reference = (jnp.asarray(GOLDEN[f"{name}log_prob"]) for name in ("", "ref_"))
     theirs = common.compute_kl_divergence(policy, reference, mode)
-    np.testing.assert_allclose(demo.TABLES["KL_LOSS_MODE"][mode](reference - policy), theirs, **CLOSE)
+    np.testing.assert_allclose(demo.TABLES["kl"][1][mode](reference - policy), theirs, **CLOSE)
 
 
 def test_the_kl_keeps_its_digits_near_zero():
@@ -137,7 +137,7 @@ def objective_of(log_ratio, *constants):
     """The objective of one answer whose tokens have these log-ratios and an advantage of 1."""
     c, log_ratio = constants_of("EPSILON=1e9", *constants), jnp.asarray([log_ratio], jnp.float32)
     batch = SimpleNamespace(old_log_prob=0 * log_ratio, advantage=1.0, mask=jnp.ones_like(log_ratio))
-    objective, _ = demo.TABLES["LOSS_ALGO"][c.LOSS_ALGO](SimpleNamespace(log_prob=log_ratio), batch, c)
+    objective, _ = demo.TABLES["objective"][1][c.LOSS_ALGO](SimpleNamespace(log_prob=log_ratio), batch, c)
     return np.asarray(objective)[0]
 
 

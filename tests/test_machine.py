@@ -68,7 +68,7 @@ def test_the_batch_of_a_card_is_the_largest_that_was_compiled_and_fits(monkeypat
 
 @pytest.mark.parametrize("kernel", ["dot_product", "flash", "autoselected"])
 def test_what_cannot_decode_is_refused_and_maxtext_itself_says_which_that_is(kernel, monkeypatch):
-    folder, hf = llama.load_hf_config("tiny_llama")
+    folder, hf = llama.fetch_model("tiny_llama")
     config = llama.to_maxtext_config(hf, rows=1, prompt_tokens=4, new_tokens=4, attention=kernel)
     adapter, _ = llama.load_llama(folder, hf, config, pad_id=0)
     op = next(module for _, module in nnx.iter_modules(adapter.base) if isinstance(module, AttentionOp))
@@ -106,7 +106,7 @@ def test_flash_needs_its_blocks_and_its_card(machine, length, refused):
     for kernel in ("autoselected", "dot_product"):
         c = settings.read(demo.Constants, [*QWEN, f"ATTENTION={kernel}", "MAX_PROMPT_LENGTH=200",
                                            f"TOTAL_GENERATION_STEPS={length - 200}"])  # fmt: skip
-        fault = machines.attention_fault(c, machines.named(machine))
+        fault = machines.attention_fault(c, machines.parse_machine(machine))
         assert bool(fault) == (refused and kernel == "autoselected")
 
 

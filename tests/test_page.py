@@ -191,7 +191,7 @@ def test_a_change_is_clear_if_chance_is_below_five_percent(right, wrong):
     clear = 2 * tail < 0.05
     before = [False] * right + [True] * wrong + [True, False]
     after = [True] * right + [False] * wrong + [True, False]
-    assert evaluation.change(before, after) == (right, wrong, clear * (1 if right > wrong else -1))
+    assert evaluation.mcnemar(before, after) == (right, wrong, clear * (1 if right > wrong else -1))
 
 
 def result(right, formed=20, number=None, step=0):

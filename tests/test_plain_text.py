@@ -14,7 +14,6 @@ import grpo_llama3_1_8b_demo as demo
 import inference
 import settings
 from run import asked, health, plain_text, report, run_folder
-from settings import UserError
 from tools import model_card, show_run
 
 TURNING = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}  # the direction of writing
@@ -30,10 +29,11 @@ def obeyed(text):
 
 
 def test_every_character_of_the_first_plane_is_judged_as_unicode_has_it():
+    escape = plain_text.escape_controls
     for c in map(chr, range(0x10000)):
-        assert plain_text.shown(c) == (c.encode("unicode_escape").decode() if obeyed(c) else c), hex(ord(c))
+        assert escape(c) == (c.encode("unicode_escape").decode() if obeyed(c) else c), hex(ord(c))
     for text in (*HOSTILE, EVIL):
-        assert plain_text.shown(text) == "".join(map(plain_text.shown, text))
+        assert escape(text) == "".join(map(escape, text))
 
 
 @pytest.mark.parametrize("text", [*HOSTILE, "a\n```\n# heading\n````\n", "`````", "~~~\n```"])
@@ -41,7 +41,7 @@ def test_no_line_of_a_text_ends_its_code_block(text):
     opening, *inside, closing = plain_text.fenced(text).split("\n")
     assert opening == closing and set(opening) == {"`"} and len(opening) >= 3
     assert not [line for line in inside if re.fullmatch(rf" {{0,3}}`{{{len(opening)},}}\s*", line)]
-    assert "\n".join(inside) == plain_text.shown(text)
+    assert "\n".join(inside) == plain_text.escape_controls(text)
 
 
 def test_the_report_shows_an_answer_in_a_block_and_a_source_in_a_cell(finished, tmp_path, capsys):
@@ -57,7 +57,7 @@ def test_the_report_shows_an_answer_in_a_block_and_a_source_in_a_cell(finished, 
     kl = log[0].split(",").index("kl")
     row = [value if i != kl else "nan" for i, value in enumerate(log[-1].split(","))]
     (logs / "train_log.csv").write_text("\n".join([*log[:-1], ",".join(row), ""]))
-    report.write(c, run_folder.Run(logs, logs, str(logs / "checkpoints")), "test.jsonl")
+    report.write(c, run_folder.RunFolder(logs, logs, str(logs / "checkpoints")), "test.jsonl")
     markdown = (logs / "report.md").read_text(encoding="utf-8")
     for said in (capsys.readouterr().out, markdown):
         assert not obeyed(said) and "\\x1b[2J\\u202egnp.exe" in said
@@ -91,9 +91,9 @@ def test_names_from_the_folder_of_a_run_do_nothing(tmp_path, monkeypatch, capsys
 
 def test_an_error_shows_what_it_quotes(monkeypatch, capsys):
     def main(arguments):
-        raise UserError(f"DATASET={EVIL}: no such file")
+        raise settings.UserError(f"DATASET={EVIL}: no such file")
 
     monkeypatch.setattr(sys, "argv", ["grpo.py"])
     with pytest.raises(SystemExit):
-        settings.answer(main)
+        settings.exit_on_error(main)
     assert capsys.readouterr().err == "error: DATASET=\\x1b[2J\\u202egnp.exe\\r\\x9b1m\\ud800: no such file\n"

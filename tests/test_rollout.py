@@ -51,7 +51,7 @@ def settings(temperature=1.0, top_p=1.0, top_k=-1, prompt_tokens=28, new_tokens=
         TEMPERATURE=temperature, TOP_P=top_p, TOP_K=top_k, MAX_PROMPT_LENGTH=prompt_tokens,
         TOTAL_GENERATION_STEPS=new_tokens,
     )  # fmt: skip
-    return rollout.sampling(c, seed=jax.random.key(seed))
+    return rollout.sampling_config(c, seed=jax.random.key(seed))
 
 
 def prompts(n):

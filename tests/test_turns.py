@@ -48,7 +48,7 @@ def engine():
 
 def sampling(seed=0, temperature=1.0):
     c = constants(f"TEMPERATURE={temperature}", f"TOTAL_GENERATION_STEPS={T}")
-    return rollout.sampling(c, seed=jax.random.key(seed))
+    return rollout.sampling_config(c, seed=jax.random.key(seed))
 
 
 def walk(questions, *arguments, seed=0, temperature=1.0):

@@ -24,7 +24,7 @@ from tunix.generate.utils import transfer_state_with_mappings
 import grpo_llama3_1_8b_demo as demo
 import settings
 from model import devices, llama, lora
-from model.rollout import sampling
+from model.rollout import sampling_config
 from model.vllm import check_mapping, engine_config, engine_mapping, rounded, stochastic_round, sync_gain
 from run import memory
 
@@ -75,7 +75,7 @@ def test_a_qwen3_whose_heads_the_engine_would_pad_is_refused():
 def test_tunix_knows_every_option_that_is_set():
     mesh = jax.sharding.Mesh(np.array(range(8)).reshape(2, 4), ("data", "model"))
     c = constants_of({})
-    config = sampling(c, **engine_config(c, Path("folder"), mesh, (1, 2)))  # an unknown field: TypeError
+    config = sampling_config(c, **engine_config(c, Path("folder"), mesh, (1, 2)))  # unknown fields raise
     assert (config.data_parallel_size, config.tensor_parallel_size) == (2, 4)
     assert config.return_logprobs and config.seed is None
     assert config.rollout_vllm_sampling_kwargs["stop_token_ids"] == [1, 2]

@@ -34,7 +34,7 @@ import settings
 from model import devices, llama, lora
 from model.llm import load_llm
 from model.log_probs import log_probs
-from model.rollout import MaxTextRollout, right_padded, sampling
+from model.rollout import MaxTextRollout, right_padded, sampling_config
 from run import checks
 from run.run_files import read_log
 from task import prompts, run_grader
@@ -52,7 +52,7 @@ class Session:
         self.c = settings.read(demo.Constants, [*SETTINGS, f"RUN_DIR={folder}", *arguments])
         checks.refuse(self.c)
         self.folder = folder
-        model, self.hf = llama.load_hf_config(self.c.MODEL)
+        model, self.hf = llama.fetch_model(self.c.MODEL)
         self.tokenizer = llama.load_tokenizer(model)
         questions, source = read_data(self.c)["test"]
         too_long = folder / "too_long.csv"
@@ -67,14 +67,14 @@ class Session:
     def ask(self, rollout, config_name=""):
         prompts = [row["prompts"] for row in self.rows]
         seed = jax.random.key(0) if rollout is not self.llm.rollout else None
-        return rollout.generate(prompts, sampling(self.c, config_name, seed=seed))
+        return rollout.generate(prompts, sampling_config(self.c, config_name, seed=seed))
 
     def answers(self):
         """Greedy, of the engine, and of the trainer's own model decoded by rollout.py."""
         llm, c = self.llm, self.c
         rollout = MaxTextRollout(
-            llm.actor, llm.tokenizer, llm.mesh, sampling(c, "greedy"), maxtext_config=self.config, hf=self.hf,
-            merge=functools.partial(lora.merge, scale=c.LORA_ALPHA / (c.LORA_RANK or 1)),
+            llm.actor, llm.tokenizer, llm.mesh, sampling_config(c, "greedy"), maxtext_config=self.config,
+            hf=self.hf, merge=functools.partial(lora.merge, scale=c.LORA_ALPHA / (c.LORA_RANK or 1)),
         )  # fmt: skip
         return self.ask(llm.rollout, "greedy"), self.ask(rollout, "greedy")
 
@@ -112,7 +112,7 @@ def test_the_engines_log_probs_are_the_trainers(trained):
 def test_log_probs_of_a_cut_distribution_are_renormalised(trained):
     """Of hot answers by the five likeliest tokens, against the trainer's own logits."""
     rollout = trained.llm.rollout
-    config = dataclasses.replace(sampling(trained.c), temperature=2.0, top_k=5)
+    config = dataclasses.replace(sampling_config(trained.c), temperature=2.0, top_k=5)
     sample = rollout.generate([row["prompts"] for row in trained.rows], config)
     forward = nnx.jit(functools.partial(log_probs, pad_id=rollout.pad_id()))
     tokens = right_padded(sample.tokens, trained.c.TOTAL_GENERATION_STEPS, rollout.pad_id(), np.int32)

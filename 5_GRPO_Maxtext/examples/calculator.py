@@ -21,8 +21,8 @@ class Environment:
 
     def step(self, action: str) -> tuple[str, float, bool, bool]:
         """The result of the sum at the action's end, or nothing; terminates if there's no STOP."""
-        found = re.search(SUM, action)
-        if not found:
+        match = re.search(SUM, action)
+        if not match:
             return "", 0.0, not action.endswith(self.STOP), False
-        a, operator, b = int(found[1]), found[2], int(found[3])
+        a, operator, b = int(match[1]), match[2], int(match[3])
         return str({"+": a + b, "-": a - b, "*": a * b}[operator]), 0.0, False, False

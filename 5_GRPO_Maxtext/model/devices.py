@@ -20,7 +20,7 @@ from jax.experimental import multihost_utils
 
 import settings
 from model.versions import first_line
-from run.machine import CARDS, CHIPS, TPU, Machine, attention_fault, named
+from run.machine import CARDS, CHIPS, TPU, Machine, attention_fault, parse_machine
 from settings import UserError
 
 # %% GPU ----------------------------------------------------------------------------------------------------
@@ -59,13 +59,13 @@ def machine_for(c) -> Machine:
 
     On a CPU, a large model's dry run assumes a TPU.
     """
-    if told := named(c.MACHINE):
+    if told := parse_machine(c.MACHINE):
         return told
     device, count, platform = jax.devices()[0], jax.device_count(), jax.default_backend()
     name = device.device_kind
     if platform == "tpu":
         family = next((family for family, chip in CHIPS.items() if name in chip.kinds), "v6e")
-        return named(f"{family}-{count * CHIPS[family].counts}")
+        return parse_machine(f"{family}-{count * CHIPS[family].counts}")
     if platform == "gpu":
         card = next((card for card, row in CARDS.items() if row["name"] == name), "")
         name = f"{count}x" * (count > 1) + (card or name)
@@ -200,9 +200,9 @@ def plan_devices(c, hf, devices: list) -> tuple[list, jax.sharding.Mesh | None]:
          f"{chips} chips to a copy of the model; that must divide the {heads} heads of MODEL, and divide its "
          f"{kv} key/value heads or be a multiple of them"),
     ]  # fmt: skip
-    for refused, said in rules:
+    for refused, message in rules:
         if refused:
-            raise UserError(said)
+            raise UserError(message)
     if not vllm:
         return trainer, None
     return trainer, jax.sharding.Mesh(np.array(sampler).reshape(copies, chips), ("data", "model"))

@@ -39,10 +39,10 @@ SPARE_TOKENS = ("<|finetune_right_pad_id|>", "<|fim_pad|>")  # pad-only tokens o
 
 
 # %% Hugging Face's side ------------------------------------------------------------------------------------
-def load_hf_config(model: str, weights: bool = True) -> tuple[Path, transformers.PretrainedConfig]:
-    """Finds MODEL (a folder, or a name or name@revision on the Hugging Face hub) and reads its `config.json`.
+def fetch_model(model: str, weights: bool = True) -> tuple[Path, transformers.PretrainedConfig]:
+    """The folder of MODEL, downloaded if it's a name or name@revision on Hugging Face's hub, and its config.
 
-    `weights=False` leaves the weights on the hub, for a dry run.
+    `weights=False` leaves the weights on the hub. UserError if files are missing or MaxText can't run it.
     """
     folder = find_path(model)
     if not folder.is_dir():
@@ -55,10 +55,8 @@ def load_hf_config(model: str, weights: bool = True) -> tuple[Path, transformers
     try:
         hf = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, TypeError) as error:  # an unknown model_type, own code, no JSON object
-        raise UserError(
-            f"MODEL={model}: its config.json is not understood ({first_line(error)}); "
-            f"{' or '.join(ARCHITECTURES)} is"
-        ) from None
+        fault = f"its config.json is not understood ({first_line(error)})"
+        raise UserError(f"MODEL={model}: {fault}; {' or '.join(ARCHITECTURES)} is") from None
     refuse_unsupported(model, hf)
     return folder, hf
 
@@ -96,16 +94,14 @@ def from_hub(model: str, patterns: list[str]) -> Path:
             return Path(huggingface_hub.snapshot_download(name, **what, local_files_only=only_local))
         except Exception as error:  # many types
             faults.append(first_line(error))
-    raise UserError(
-        f"MODEL={model}: neither a folder nor to be had from the Hugging Face hub ({faults[0]}); give a "
-        "folder, or accept the licence and set HF_TOKEN"
-    )
+    fault = f"neither a folder nor to be had from the Hugging Face hub ({faults[0]})"
+    raise UserError(f"MODEL={model}: {fault}; give a folder, or accept the licence and set HF_TOKEN")
 
 
 def pinned(model: str, folder: Path) -> str:
     """MODEL with the commit taken from the hub, name@hash; a local folder is returned unchanged.
 
-    `folder`, from `load_hf_config`, is named after the commit in the hub's cache.
+    `folder`, from `fetch_model`, is named after the commit in the hub's cache.
     """
     return model if find_path(model).is_dir() else f"{model.partition('@')[0]}@{folder.name}"
 
@@ -119,11 +115,10 @@ def refuse_unsupported(model: str, hf: transformers.PretrainedConfig) -> None:
     )  # fmt: skip
     for name, wanted in supported.items():
         # Qwen3 has no mlp_bias, a Llama no sliding window
-        found = hf.rope_parameters["rope_type"] if name == "rope_type" else getattr(hf, name, wanted[0])
-        if found not in wanted:
-            raise UserError(
-                f"MODEL={model}: {name}={found} is not supported; {' or '.join(map(str, wanted))} is"
-            )
+        value = hf.rope_parameters["rope_type"] if name == "rope_type" else getattr(hf, name, wanted[0])
+        if value not in wanted:
+            known = " or ".join(map(str, wanted))
+            raise UserError(f"MODEL={model}: {name}={value} is not supported; {known} is")
 
 
 def load_tokenizer(folder: Path):
@@ -138,9 +133,8 @@ def load_tokenizer(folder: Path):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         named = json.loads(generation.read_text()).get("eos_token_id") if generation.is_file() else []
     except (OSError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"MODEL={folder}: no tokenizer that can be read ({first_line(error)}); fetch damaged files again"
-        ) from None
+        fault = f"no tokenizer that can be read ({first_line(error)})"
+        raise UserError(f"MODEL={folder}: {fault}; fetch damaged files again") from None
     ids = {tokenizer.eos_token_id, *([named] if isinstance(named, int) else named or [])}
     vocabulary = tokenizer.get_vocab()
     token, number = max(vocabulary.items(), key=lambda item: item[1])
@@ -170,14 +164,13 @@ def check_teacher(c, tokenizer) -> None:
     if not c.TEACHER:
         return
     try:
-        theirs = load_tokenizer(load_hf_config(c.TEACHER)[0])
+        theirs = load_tokenizer(fetch_model(c.TEACHER)[0])
     except UserError as error:
         raise UserError(str(error).replace("MODEL=", "TEACHER=", 1)) from None
     if theirs.get_vocab() != tokenizer.get_vocab():
-        raise UserError(
-            f"TEACHER={c.TEACHER}: its vocabulary of {len(theirs):,} tokens is not that of MODEL={c.MODEL} "
-            f"({len(tokenizer):,}); it judges token by token, so choose one of the same family"
-        )
+        why = f"its vocabulary of {len(theirs):,} tokens is not that of MODEL={c.MODEL} ({len(tokenizer):,})"
+        remedy = "it judges token by token, so choose one of the same family"
+        raise UserError(f"TEACHER={c.TEACHER}: {why}; {remedy}")
 
 
 # %% MaxText's side -----------------------------------------------------------------------------------------
@@ -328,14 +321,14 @@ def load_llama(folder: Path, hf: transformers.PretrainedConfig, config, pad_id: 
             fault = "lacks" if odd in wanted else "has the unknown"
             raise UserError(f"MODEL={folder}: {fault} weight {odd}; is config.json of this model?")
         shapes = nnx.to_pure_dict(params)
-        found = load_dynamic.transform_hf_state_to_mt_state(checkpoint, shapes, names, layout_hooks, config)
+        loaded = load_dynamic.transform_hf_state_to_mt_state(checkpoint, shapes, names, layout_hooks, config)
 
-    def fit(path, wanted, found):
-        if wanted.shape != found.shape or isinstance(found, jax.ShapeDtypeStruct):  # not filled
+    def fit(path, wanted, loaded):
+        if wanted.shape != loaded.shape or isinstance(loaded, jax.ShapeDtypeStruct):  # not filled
             raise UserError(f"MODEL={folder}: weight {jax.tree_util.keystr(path)} is missing or misshapen")
-        return jax.device_put(found.astype(wanted.dtype), wanted.sharding)
+        return jax.device_put(loaded.astype(wanted.dtype), wanted.sharding)
 
-    nnx.replace_by_pure_dict(params, jax.tree_util.tree_map_with_path(fit, shapes, found["params"]))
+    nnx.replace_by_pure_dict(params, jax.tree_util.tree_map_with_path(fit, shapes, loaded["params"]))
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     # Jitted, because `device_put` can't place a key on the devices of several hosts.
     unused = jax.jit(lambda: jax.tree.map(unused_random_state, rest), out_shardings=everywhere)()

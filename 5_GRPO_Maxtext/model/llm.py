@@ -21,7 +21,7 @@ from tunix.rl.rollout.base_rollout import BaseRollout, RolloutConfig, RolloutOut
 from grpo_variants import temperature_at
 from model import devices, llama, lora
 from model.log_probs import entropy_of, log_probs, log_probs_of_states
-from model.rollout import MaxTextRollout, right_padded, sampling
+from model.rollout import MaxTextRollout, right_padded, sampling_config
 from task import turns
 
 
@@ -41,7 +41,7 @@ class Pi(NamedTuple):
     """The policy's output at each token of the answers, float32 [N, T]."""
 
     log_prob: jax.Array
-    entropy: jax.Array  # of the distribution the token was sampled from, in nats
+    entropy: jax.Array  # in nats; at the sampler's temperature, before TOP_P and TOP_K
 
 
 @struct.dataclass
@@ -53,7 +53,7 @@ class Model:
 
     graphdef: Any
     frozen: Any
-    temperature: float  # of the sampler, because pi is the distribution the answers are sampled from
+    temperature: float  # of the sampler: pi is the policy at this temperature, before TOP_P and TOP_K
     pad_id: int = struct.field(pytree_node=False)
     logits_clip: float = struct.field(pytree_node=False)
     num_generations: int = struct.field(pytree_node=False)
@@ -106,11 +106,13 @@ class Llm:
         self, c, actor: nnx.Module, reference: nnx.Module | None, rollout: BaseRollout, how: RolloutConfig,
         mesh: jax.sharding.Mesh, axis_rules: Sequence,
     ):  # fmt: skip
-        self.c, self.temperature, self.tokenizer = c, c.TEMPERATURE, rollout.tokenizer
-        self.actor, self.reference, self.rollout, self._how = actor, reference, rollout, how
+        self.c, self.actor, self.reference, self.rollout, self._how = c, actor, reference, rollout, how
         self.mesh, self._axis_rules = mesh, tuple(map(tuple, axis_rules))
+        self.tokenizer = rollout.tokenizer
         self.pad_id, self.eos_ids = rollout.pad_id(), rollout.tokenizer.eos_ids
-        self._last_step, self._calls = None, 0
+        self.temperature = c.TEMPERATURE
+        self._last_step: int | None = None
+        self._calls = 0  # in that step
         trained = nnx.LoRAParam if c.LORA_RANK else nnx.Param
         self._graphdef, self.params, self._frozen = split(self.actor, trained)
         self._reference = split(reference, trained) if c.BETA else None  # once: it takes milliseconds
@@ -146,7 +148,7 @@ class Llm:
             key = jax.random.fold_in(jax.random.key(self.c.SEED + 1), start)
             part = questions[start : start + chunk]
             asked = ([row[name] for row in part] for name in ("prompts", "question"))
-            chunks.append(self.to_arrays(self._ask(*asked, sampling(self.c, config_name), key)))
+            chunks.append(self.to_arrays(self._ask(*asked, sampling_config(self.c, config_name), key)))
         return jax.tree.map(lambda *arrays: np.concatenate(arrays), *chunks)
 
     def to_arrays(self, output: RolloutOutput) -> Answers:
@@ -207,8 +209,8 @@ class Llm:
         graphdef, *states = self._reference
         if self.c.REFERENCE_OFFLOAD:
             states = jax.device_put(states, jax.memory.Space.Device)
-        found = self._log_probs(graphdef, tuple(states), batch)
-        return jax.block_until_ready(found) if self.c.REFERENCE_OFFLOAD else found  # then the copy is freed
+        result = self._log_probs(graphdef, tuple(states), batch)
+        return jax.block_until_ready(result) if self.c.REFERENCE_OFFLOAD else result  # then the copy is freed
 
     def _log_probs(self, graphdef, states, batch) -> jax.Array:
         with devices.on_mesh(self.mesh, self._axis_rules):
@@ -291,9 +293,9 @@ def load_llm(c, folder: Path, hf, tokenizer) -> Llm:
     if c.LORA_RANK:
         actor, merge = lora.add_lora(base, mesh, config, c.LORA_RANK, c.LORA_ALPHA, c.LORA_TARGETS, c.SEED)
     if c.TEACHER:
-        teacher, its = llama.load_hf_config(c.TEACHER)
-        its_config = llama.to_run_config(c, its)
-        reference, _ = llama.load_llama(teacher, its, its_config, tokenizer.pad_token_id, trainer_devices)
+        teacher = llama.fetch_model(c.TEACHER)  # folder, and config
+        teacher_config = llama.to_run_config(c, teacher[1])
+        reference, _ = llama.load_llama(*teacher, teacher_config, tokenizer.pad_token_id, trainer_devices)
     elif c.BETA:  # LoRA freezes the base weights, so the reference shares them instead of copying
         reference = base if c.LORA_RANK else nnx.clone(base, arrays=True)
     if c.REFERENCE_OFFLOAD:
@@ -303,12 +305,12 @@ def load_llm(c, folder: Path, hf, tokenizer) -> Llm:
         from model import vllm  # needs the TPU packages
 
         engine, options = vllm.engine_class(), {}
-        how = sampling(c, **vllm.engine_config(c, folder, rollout_mesh, tokenizer.eos_ids))
+        how = sampling_config(c, **vllm.engine_config(c, folder, rollout_mesh, tokenizer.eos_ids))
     else:
         # On one device each prompt is computed once. With several, there may be fewer rows than devices.
         prompt_config = llama.to_run_config(c, hf, rows=c.BATCH_SIZE) if mesh.size == 1 else None
         engine, options = MaxTextRollout, dict(prompt_config=prompt_config, hf=hf, logits_clip=c.LOGITS_CLIP)
-        how, rollout_mesh = sampling(c), mesh
+        how, rollout_mesh = sampling_config(c), mesh
     adapter = TokenizerAdapter(tokenizer)
     rollout = engine(actor, adapter, rollout_mesh, how, maxtext_config=config, merge=merge, **options)
     return Llm(c, actor, reference, rollout, how, mesh, config.logical_axis_rules)

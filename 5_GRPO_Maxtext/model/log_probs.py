@@ -58,13 +58,13 @@ def token_metrics(batch, **per_token: jax.Array) -> dict[str, jax.Array]:
 
     Returns:
         Sum and count [2] of each, and of `mismatch`, |log pi_old - log pi_sampler| (nats); the largest
-        mismatch [], `mismatch_max`; and `old_log_prob` [N, T].
+        mismatch [], `mismatch_max`; and `log_prob_before_update` [N, T], for answers.jsonl.
     """
     per_token["mismatch"] = jnp.abs(batch.old_log_prob - batch.sampler_log_prob)  # [N, T]
     sums = {name: jnp.where(batch.mask, values, 0.0).sum() for name, values in per_token.items()}
     counted = {name: jnp.stack([total, batch.mask.sum().astype(total.dtype)]) for name, total in sums.items()}
     largest = jnp.where(batch.mask, per_token["mismatch"], 0.0).max()
-    return counted | {"mismatch_max": largest, "old_log_prob": batch.old_log_prob}
+    return counted | {"mismatch_max": largest, "log_prob_before_update": batch.old_log_prob}
 
 
 def mean_metrics(metrics: dict[str, jax.Array]) -> dict[str, float]:

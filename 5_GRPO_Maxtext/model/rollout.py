@@ -41,7 +41,7 @@ GENERATION_CONFIGS = {
 }
 
 
-def sampling(c, config_name: str = "", **changes: Any) -> RolloutConfig:
+def sampling_config(c, config_name: str = "", **changes: Any) -> RolloutConfig:
     """How to sample answers: as in training, or with an entry of GENERATION_CONFIGS."""
     if config_name:
         how = GENERATION_CONFIGS[config_name]

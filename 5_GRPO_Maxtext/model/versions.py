@@ -25,10 +25,10 @@ def prepare_libraries() -> None:
     absl.logging.set_verbosity(absl.logging.ERROR)
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     for package, wanted in VERSIONS.items():
-        found = importlib.metadata.version(package)
-        if found != wanted:
+        installed = importlib.metadata.version(package)
+        if installed != wanted:
             raise UserError(
-                f"{package} {found} is installed: this script needs {wanted}; install {package}=={wanted}"
+                f"{package} {installed} is installed: this script needs {wanted}; install {package}=={wanted}"
             )
 
 

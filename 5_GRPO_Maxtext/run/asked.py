@@ -13,7 +13,7 @@ from tunix.rl.algo_core import compute_advantages
 import settings
 from model.rollout import right_padded
 from run import answers, page
-from run.plain_text import shown
+from run.plain_text import escape_controls
 from task.grading import grade, grade_lenient
 from task.questions import GRADED
 
@@ -47,15 +47,15 @@ def show(rows: list[dict[str, Any]], grader) -> None:
     """Prints questions and answers, and how many of those with a known answer are right."""
     names, right = [name for name in ("before", "after") if name in rows[0]], []
     for row in rows:
-        print(shown(f"\nquestion: {row['question']}"))
+        print(escape_controls(f"\nquestion: {row['question']}"))
         for texts in zip(*(row[name] for name in names), strict=True):
             for name, text in zip(names if len(names) > 1 else ["answer"], texts):
-                print(shown(f"{name + ':':9} {text}{judged(grader, text, row)}"))
+                print(escape_controls(f"{name + ':':9} {text}{judged(grader, text, row)}"))
         winners = [vote(grader, row[name], row["data_source"]) for name in names]
         if len(row["after"]) > 1:
             words = f"before {winners[0][1]}, after " if len(names) > 1 else ""
             winner, last = winners[-1]
-            print(shown(f"vote:     {words}{last}{judged(grader, winner, row)}"))
+            print(escape_controls(f"vote:     {words}{last}{judged(grader, winner, row)}"))
         if row["answer"] is not None:
             right.append([is_right(grader, winner, row) for winner, _ in winners])
     if right:

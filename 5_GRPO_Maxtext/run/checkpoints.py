@@ -51,8 +51,8 @@ def root_of_run(checkpoint_dir: str, folder: Path) -> str:
     if owner is None and note.exists():
         raise UserError(f"{named}: {note} is damaged; copy the run.json of its RUN_DIR over it")
     if owner or saved(root):
-        said = f"{root} holds the checkpoints of another run ({(owner or {}).get('RUN_DIR', 'unknown')})"
-        raise UserError(f"{named}: {said}; choose another folder, or another name for RUN_DIR")
+        fault = f"{root} holds the checkpoints of another run ({(owner or {}).get('RUN_DIR', 'unknown')})"
+        raise UserError(f"{named}: {fault}; choose another folder, or another name for RUN_DIR")
     return root
 
 
@@ -113,15 +113,17 @@ def restore(manager: ocp.CheckpointManager, step: int, params, opt_state=None) -
     if opt_state is not None:
         items |= {"moments": ocp.args.StandardRestore(like[1]), "loop": ocp.args.JsonRestore()}
     try:
-        found = manager.restore(step, args=ocp.args.Composite(**items))
+        restored = manager.restore(step, args=ocp.args.Composite(**items))
     except (MemoryError, jax.errors.JaxRuntimeError):  # too little memory doesn't mean a damaged checkpoint
         raise
     except Exception as error:  # Orbax, tensorstore, json and the network share no error type
         others = [str(other) for other in manager.all_steps() if other < step]
         remedy = f"move it away to go on from {others[-1]}" if others else "put a whole one back"
-        said = f"checkpoint {step} in {manager.directory} cannot be read as this MODEL's"
-        raise UserError(f"{said} ({first_line(error)}); try again, or {remedy}") from None
+        fault = (
+            f"checkpoint {step} in {manager.directory} cannot be read as this MODEL's ({first_line(error)})"
+        )
+        raise UserError(f"{fault}; try again, or {remedy}") from None
     if opt_state is None:
-        return found["weights"], None, {}
-    opt_state = jax.tree.unflatten(jax.tree.structure(opt_state), found["moments"])
-    return found["weights"], opt_state, found["loop"]
+        return restored["weights"], None, {}
+    opt_state = jax.tree.unflatten(jax.tree.structure(opt_state), restored["moments"])
+    return restored["weights"], opt_state, restored["loop"]

@@ -8,7 +8,7 @@ import importlib.util
 import itertools
 
 from constants import Machine
-from run.machine import CARDS, named
+from run.machine import CARDS, parse_machine
 from settings import UserError, names_in
 from task import questions, run_grader
 
@@ -66,7 +66,7 @@ def combinations(c) -> None:
         ("TEMPERATURE", vllm and max(c.TEMPERATURE, c.TEMPERATURE_END) > VLLM_TEMPERATURE,
          f"TEMPERATURE_END={c.TEMPERATURE_END}: vLLM takes at most {VLLM_TEMPERATURE}; lower it, or set "
          "ROLLOUT_ENGINE=maxtext"),
-        ("MACHINE", c.MACHINE and not named(c.MACHINE),
+        ("MACHINE", c.MACHINE and not parse_machine(c.MACHINE),
          f"no such machine; {', '.join(CARDS)}, several of them (8xh100), or a TPU slice (v6e-8)"),
         ("MACHINE", c.MACHINE and not c.DRY_RUN,
          "is what a dry run plans for, a run takes what is here; set DRY_RUN=True"),
@@ -83,24 +83,24 @@ def combinations(c) -> None:
               ("ROLLOUT_ENGINE", vllm, "maxtext"), ("DISTRIBUTED", c.DISTRIBUTED, False),
               ("OVERLONG_BUFFER", c.OVERLONG_BUFFER, 0), ("ROLLOUTS", ahead, "fresh"))),
     ]  # fmt: skip
-    for name, refused, said in rules:
+    for name, refused, message in rules:
         if refused:
-            raise UserError(f"{name}={getattr(c, name)}: {said}")
+            raise UserError(f"{name}={getattr(c, name)}: {message}")
 
 
 def paths(c) -> None:
     """Checks the names of files and folders."""
     for name in ("MODEL", "DATASET", "TEST_DATASET", "REWARD_FUNC", "ENVIRONMENT", "RUN_DIR"):
         if "gs://" in getattr(c, name):
-            said = "must be a local path; copy it here with `gcloud storage cp -r`"
-            raise UserError(f"{name}={getattr(c, name)}: {said}")
+            fault = "must be a local path; copy it here with `gcloud storage cp -r`"
+            raise UserError(f"{name}={getattr(c, name)}: {fault}")
     tested = questions.parse_sources(c.TEST_DATASET, "TEST_DATASET") if c.TEST_DATASET else []
     trained = questions.parse_sources(c.DATASET)
     for (test, _), (train, _) in itertools.product(tested or trained, trained):
         file, other = questions.source_file(test, "test"), questions.source_file(train, "train")
         if file.exists() and other.exists() and file.samefile(other):
-            said = f"{file} is trained on, too (DATASET={c.DATASET}); give a file of other questions"
-            raise UserError(f"TEST_DATASET={c.TEST_DATASET}: {said}")
+            fault = f"{file} is trained on, too (DATASET={c.DATASET}); give a file of other questions"
+            raise UserError(f"TEST_DATASET={c.TEST_DATASET}: {fault}")
     if any(weight != 1 for _, weight in tested):
         raise UserError(f"TEST_DATASET={c.TEST_DATASET}: every question is asked once; leave the weights out")
 
@@ -122,5 +122,5 @@ def template(c) -> None:
 def rollout_engine(c) -> None:
     """Refuses vLLM if it isn't installed. Not in `refuse`, because a dry run plans for another machine."""
     if c.ROLLOUT_ENGINE == "vllm" and importlib.util.find_spec("vllm") is None:
-        said = "install the TPU packages (requirements/tpu.txt), or set ROLLOUT_ENGINE=maxtext"
-        raise UserError(f"ROLLOUT_ENGINE=vllm: the package vllm is not installed; {said}")
+        remedy = "install the TPU packages (requirements/tpu.txt), or set ROLLOUT_ENGINE=maxtext"
+        raise UserError(f"ROLLOUT_ENGINE=vllm: the package vllm is not installed; {remedy}")

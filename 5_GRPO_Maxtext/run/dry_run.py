@@ -41,7 +41,7 @@ def dry_run(c, arguments: Sequence[str], course: ModuleType, tables) -> None:
             raise
         print(f"hosts    unchecked ({error})")
     with contextlib.suppress(UserError):  # `find_model` names what's wrong with MODEL
-        llama.load_hf_config(c.MODEL, weights=False)
+        llama.fetch_model(c.MODEL, weights=False)
     c = start.for_this_machine(c, arguments)
     start.prepare(c, tables)
     with devices.only_first_prints():
@@ -73,8 +73,8 @@ def dry_run(c, arguments: Sequence[str], course: ModuleType, tables) -> None:
             if c.LORA_RANK and c.ROLLOUT_ENGINE == "vllm" and name in fits.partition("does not fit")[0]:
                 low, high = both = sum(hours(c, parameters, kind, chips).values())
                 least, most = CHIPS[kind].dollars * chips * both
-                said = f"{low:.1f} to {high:.1f} h, {least:.0f} to {most:.0f} dollars on demand"
-                print(f"cost     {name}: {said}, by the formula in run/dry_run.py")
+                price = f"{low:.1f} to {high:.1f} h, {least:.0f} to {most:.0f} dollars on demand"
+                print(f"cost     {name}: {price}, by the formula in run/dry_run.py")
     print(f"dry run  nothing but memory can stop the run ({fits}); nothing was written")
 
 
@@ -91,14 +91,14 @@ def find_model(model: str, weights: bool):
     """
     local, config = find_path(model).is_dir(), settings.config_path(model)
     if not local and reachable(huggingface_hub.constants.ENDPOINT):
-        return (*llama.load_hf_config(model, weights=False), f"{model}, from the Hugging Face hub")
+        return (*llama.fetch_model(model, weights=False), f"{model}, from the Hugging Face hub")
     if not config:  # it isn't in the hub's cache
         if published := memory.published_config(model):
-            said = "the hub is out of reach; published sizes from here, access and tokenizer unchecked"
-            return None, published, f"{model}: {said}"
+            note = "the hub is out of reach; published sizes from here, access and tokenizer unchecked"
+            return None, published, f"{model}: {note}"
         fault = "no such folder, and the Hugging Face hub is out of reach; give a folder"
         raise UserError(f"MODEL={model}: {fault}")
-    folder, hf = llama.load_hf_config(str(config.parent), weights)
+    folder, hf = llama.fetch_model(str(config.parent), weights)
     patterns = {"weights": "*.safetensors", "tokenizer": "tokenizer*.json"}
     missing = [name for name, pattern in patterns.items() if not (weights or list(folder.glob(pattern)))]
     source = str(folder) if local else f"{model}, downloaded earlier to {folder}"
@@ -118,7 +118,7 @@ def check_data(c, hf, tokenizer, course: ModuleType) -> None:
     grader = start.checked_grader(c, hf, tokenizer, course, data)
     if c.ENVIRONMENT:
         print(f"world    {c.ENVIRONMENT}, at most {c.MAX_TURNS} turns")
-    rows, sources = start.as_asked(c, data, grader, tokenizer)
+    rows, sources = start.make_splits(c, data, grader, tokenizer)
     questions.say_overlap(rows)
     lengths = f"at most {c.MAX_PROMPT_LENGTH} tokens" if tokenizer else "lengths unchecked (no tokenizer)"
     for split, asked in rows.items():

@@ -70,7 +70,7 @@ def grade(grader, rows: Sequence[Mapping[str, str]], answers) -> dict[str, Any]:
     return result
 
 
-def together(sampled: dict[str, Any], greedy: dict[str, Any], rows) -> dict[str, Any]:
+def merge_greedy(sampled: dict[str, Any], greedy: dict[str, Any], rows) -> dict[str, Any]:
     """Merges two evaluations: the greedy metrics and lists become `greedy_...`; adds what was `asked`."""
     kept = ("answer_accuracy", "lenient_accuracy", "format_accuracy", "completions", "correct")
     asked = [{name: row[name] for name in ("question", "answer", "data_source")} for row in rows]
@@ -115,7 +115,7 @@ def measured(results: Sequence[Result]) -> tuple[str, str]:
     return ("correct_lenient", "lenient_accuracy") if by_number else ("correct", "answer_accuracy")
 
 
-def change(before: Sequence[bool], after: Sequence[bool]) -> tuple[int, int, int]:
+def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> tuple[int, int, int]:
     """How many turned right, how many wrong; and 1: clearly better, -1: clearly worse, 0: may be chance."""
     from scipy.stats import binomtest
 
@@ -128,61 +128,62 @@ def change(before: Sequence[bool], after: Sequence[bool]) -> tuple[int, int, int
 def headline(tests: Sequence[Result], evaluations: Sequence[Result], steps: int) -> list[Sentence]:
     """Did it work? `tests` are the results before training and, once the run is over, after it."""
     over = len(tests) == 2
-    said = [] if over else [Sentence("not_over", steps=steps)]
+    sentences = [] if over else [Sentence("not_over", steps=steps)]
     if not over and len(evaluations) < 2:
-        return said
+        return sentences
     before, after = tests if over else (evaluations[0], evaluations[-1])
     name, key = measured((before, after))
-    right, _, sign = change(before[name], after[name])
+    right, _, sign = mcnemar(before[name], after[name])
     verdict = "worked" if sign > 0 else "got_worse" if sign < 0 else "unclear" if right else "no_gain"
     right = Sentence(key, before=before[key], after=after[key])  # "35% to 99% right"
-    said += [Sentence(verdict if over else "so_far", change=right)]
-    if name == "correct" and change(before["format_ok"], after["format_ok"])[2]:
+    sentences += [Sentence(verdict if over else "so_far", change=right)]
+    if name == "correct" and mcnemar(before["format_ok"], after["format_ok"])[2]:
         shares = before["format_accuracy"], after["format_accuracy"]
-        said += [Sentence("format_change", before=shares[0], after=shares[1])]
-    apart = [i for i, one in enumerate(evaluations) if change(one[name], evaluations[-1][name])[2]]
+        sentences += [Sentence("format_change", before=shares[0], after=shares[1])]
+    apart = [i for i, one in enumerate(evaluations) if mcnemar(one[name], evaluations[-1][name])[2]]
     if sign > 0 and apart and len(evaluations) > 2:  # with two of them, nothing is known in between
         since = evaluations[apart[-1] + 1]["step"]
-        said += [Sentence("flat" if since < evaluations[-1]["step"] else "rising", step=since)]
-    return said
+        sentences += [Sentence("flat" if since < evaluations[-1]["step"] else "rising", step=since)]
+    return sentences
 
 
 def reasons(before: Result, after: Result) -> list[Sentence]:
     """Where the change comes from, as far as we can count it."""
     name, _ = measured((before, after))
-    right, wrong, _ = change(before[name], after[name])
-    said = [Sentence("turned", right=right, wrong=wrong, all=len(before[name]))]
+    right, wrong, _ = mcnemar(before[name], after[name])
+    sentences = [Sentence("turned", right=right, wrong=wrong, all=len(before[name]))]
     had_it = zip(before["correct"], after["correct"], before["correct_lenient"], strict=True)
     if name == "correct" and right:
         form = sum(new > old and number for old, new, number in had_it)
-        said += [Sentence("only_form", form=form, rest=right - form)]
-    return said
+        sentences += [Sentence("only_form", form=form, rest=right - form)]
+    return sentences
 
 
 def dips(evaluations: Sequence[Result]) -> list[tuple[int, bool, Sentence]]:
     """Each drop of the held-out curve: its step, whether it's clear, and a description."""
-    found, (name, key) = [], measured(evaluations)
+    drops = []
+    name, key = measured(evaluations)
     for old, new in pairwise(evaluations):
         if new[key] < old[key]:
-            right, wrong, sign = change(old[name], new[name])
+            right, wrong, sign = mcnemar(old[name], new[name])
             form = sum(a > b and number for a, b, number in zip(old[name], new[name], new["correct_lenient"]))
             dip = Sentence("dip", step=new["step"], wrong=wrong, form=form, right=right)
-            found += [(new["step"], sign < 0, dip)]
-    return found
+            drops += [(new["step"], sign < 0, dip)]
+    return drops
 
 
 def best(evaluations: Sequence[Result]) -> Sentence | None:
     """The evaluation during training with the most right answers, in a sentence; None without any."""
     if not evaluations:
         return None
-    found = max(evaluations, key=lambda e: (e["answer_accuracy"], e["lenient_accuracy"]))  # the first
-    return Sentence("best", best=found, last=evaluations[-1])
+    most_right = max(evaluations, key=lambda e: (e["answer_accuracy"], e["lenient_accuracy"]))  # the first
+    return Sentence("best", best=most_right, last=evaluations[-1])
 
 
 def between(names: Sequence[str], after: Sequence[Result]) -> Sentence:
     """Which of two runs answers the same test questions better."""
     name, key = measured(after)
-    _, _, sign = change(*(result[name] for result in after))
+    _, _, sign = mcnemar(*(result[name] for result in after))
     (worse, low), (better, high) = list(zip(names, (result[key] for result in after)))[:: sign or 1]
     shares = Sentence(f"{key}_each", first=better, high=high, second=worse, low=low)
     return Sentence("better" if sign else "no_winner", better=better, shares=shares)

@@ -114,7 +114,7 @@ def history(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]
     """Every line of a log at the step where it first applies: "step N: ..."; arguments as in `check`."""
     before: dict[str, Sentence] = {}
     for i, row in enumerate(rows, start=1):
-        found = check(rows[:i], constants)
-        new = [line for kind, line in found.items() if kind not in before]
+        now = check(rows[:i], constants)
+        new = [line for kind, line in now.items() if kind not in before]
         yield from (Sentence("at_step", step=row["step"], line=line) for line in new)
-        before = found
+        before = now

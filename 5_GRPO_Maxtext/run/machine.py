@@ -1,7 +1,7 @@
 """The machine a run is for, and the defaults that depend on it. Nothing here imports jax.
 
-The tpu column of the constants is for a large model on a TPU with vLLM. `changes` adapts it to another
-machine or engine; only this file decides engine, attention, dtype and batch.
+The tpu column of the constants is for a large model on a TPU with vLLM. `machine_defaults` adapts it to
+another machine or engine; only this file decides engine, attention, dtype and batch.
 """
 
 import csv
@@ -62,15 +62,15 @@ def compiled(machine: str, files: Iterable[str]) -> dict[str, list[dict[str, str
     A row for each program of GRPO; without the cases still to be compiled, and vLLM's step, which has a share
     of its own.
     """
-    found = {}
+    rows_by_constants = {}
     for row in (row for file in files for row in rows_of(ASSETS / file)):
         ours = (row["machine"], row["algorithm"]) == (machine, "GRPO") and row["program"] != "vllm"
         if ours and row["peak"]:
-            found.setdefault(row["constants"], []).append(row)
-    return found
+            rows_by_constants.setdefault(row["constants"], []).append(row)
+    return rows_by_constants
 
 
-def named(name: str) -> Machine | None:
+def parse_machine(name: str) -> Machine | None:
     """A TPU slice, an NVIDIA card, or several ("8xh100"); None if there's no such machine."""
     count, card = re.fullmatch(r"(?s)(?:([1-9]\d*)x)?(.*)", name).groups()
     if row := CARDS.get(card):
@@ -81,7 +81,7 @@ def named(name: str) -> Machine | None:
     return Machine("tpu", name, 0.0, family, chips, CHIPS[family].gib) if chips else None
 
 
-def changes(machine: Machine, given: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+def machine_defaults(machine: Machine, given: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     """How a machine changes the tpu column: the new value of each changed constant, and why.
 
     `given` are the constants set by the user, as text or as values.
@@ -90,20 +90,20 @@ def changes(machine: Machine, given: Mapping[str, Any]) -> dict[str, tuple[Any, 
         kernel = "autoselected" if machine.platform == "tpu" else "dot_product"
         ours = given.get("ROLLOUT_ENGINE") == "maxtext"
         return {"ATTENTION": (kernel, "flash can't decode")} if ours else {}
-    found = {
+    defaults = {
         "ROLLOUT_ENGINE": ("maxtext", "vLLM's packages here are the TPU's"),
         "ATTENTION": ("dot_product", "runs on every card"),
         "TRAIN_MICRO_BATCH_SIZE": (1, "the smallest pass"),
     }
     if machine.capability < 8:
-        found["DTYPE"] = ("float32", "no bfloat16 units")
+        defaults["DTYPE"] = ("float32", "no bfloat16 units")
     asked = str(given.get("MODEL", "")).partition("@")[0], str(given.get("LORA_RANK", 32))
     sizes = []
     for constants, rows in compiled(machine.name, ["fit_cards.csv"]).items():
         c = dict(word.split("=") for word in constants.split())
         if (c.get("MODEL"), c.get("LORA_RANK")) == asked and min(float(row["left"]) for row in rows) >= 0:
             sizes.append(int(c["BATCH_SIZE"]))
-    return found | ({"BATCH_SIZE": (max(sizes), "the largest that fits, as compiled")} if sizes else {})
+    return defaults | ({"BATCH_SIZE": (max(sizes), "the largest that fits, as compiled")} if sizes else {})
 
 
 def attention_fault(c, machine: Machine) -> str:

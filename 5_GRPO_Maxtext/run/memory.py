@@ -18,7 +18,7 @@ import transformers
 
 import settings
 from model import devices, lora
-from run.machine import TPU, Machine, compiled, named
+from run.machine import TPU, Machine, compiled, parse_machine
 from settings import HERE, UserError
 
 GIB = 2**30
@@ -172,18 +172,18 @@ def plan_memory(c, hf, parameters: int) -> str:
         print("devices  no TPU here: planned for " + ", ".join(SLICES))
     elif not here.gib:
         here = here._replace(gib=jax.devices()[0].memory_stats()["bytes_limit"] / GIB)
-    faults, found = [], {"fits": [], "unknown": [], "does not fit": []}
-    for machine in map(named, SLICES) if here == TPU else [here]:
+    faults, machines = [], {"fits": [], "unknown": [], "does not fit": []}
+    for machine in map(parse_machine, SLICES) if here == TPU else [here]:
         try:
-            fits, said = planned(c, hf, parameters, machine)
+            fits, sentence = planned(c, hf, parameters, machine)
         except UserError as error:
             faults.append(error)
-            fits, said = "does not fit", f"no: {error}"
-        found[fits].append(machine.name)
-        print(f"{machine.name:8} {said}")
-    if not found["fits"] + found["unknown"]:
+            fits, sentence = "does not fit", f"no: {error}"
+        machines[fits].append(machine.name)
+        print(f"{machine.name:8} {sentence}")
+    if not machines["fits"] + machines["unknown"]:
         raise faults[0]
-    return "; ".join(f"{words}: {', '.join(names)}" for words, names in found.items() if names)
+    return "; ".join(f"{words}: {', '.join(names)}" for words, names in machines.items() if names)
 
 
 def planned(c, hf, parameters: int, machine: Machine) -> tuple[str, str]:
@@ -192,20 +192,20 @@ def planned(c, hf, parameters: int, machine: Machine) -> tuple[str, str]:
     needs = estimate(c, hf, parameters, trainer, rollout_mesh)
     least, most = committed_peaks(c, hf, machine.name)
     if most <= machine.gib:
-        said = "compiled earlier" + " for a larger batch" * (least != most)
-        return "fits", "yes: " + verdict(c, machine, len(trainer), needs, most, said)
-    said = "compiled earlier" if least == most else "a smaller batch takes"
+        source = "compiled earlier" + " for a larger batch" * (least != most)
+        return "fits", "yes: " + verdict(c, machine, len(trainer), needs, most, source)
+    source = "compiled earlier" if least == most else "a smaller batch takes"
     if least < needs.training:
-        least, said = needs.training, "not compiled; weights and moments alone take"
+        least, source = needs.training, "not compiled; weights and moments alone take"
     # If vLLM doesn't fit next to a lower bound, it doesn't fit next to the true peak either.
-    verdict(c, machine, len(trainer), needs, least, said)
-    return "unknown", "unknown: " + verdict(c, machine, len(trainer), Estimate(least), least, said)
+    verdict(c, machine, len(trainer), needs, least, source)
+    return "unknown", "unknown: " + verdict(c, machine, len(trainer), Estimate(least), least, source)
 
 
-def verdict(c, machine: Machine, trains: int, needs: Estimate, peak: float, said: str) -> str:
+def verdict(c, machine: Machine, trains: int, needs: Estimate, peak: float, source: str) -> str:
     """Says how well a run fits if `trains` of the chips train; raises UserError if it doesn't.
 
-    Training takes `peak` GiB of each; `said` is that number's source, such as "compiled earlier".
+    Training takes `peak` GiB of each; `source` is where that comes from, such as "compiled earlier".
     """
     limit = f"{machine.gib:.4g} GiB per chip"
     # What to change when memory is short: the least harmful constant with room left.
@@ -217,8 +217,8 @@ def verdict(c, machine: Machine, trains: int, needs: Estimate, peak: float, said
         name, change = "TRAINER_DEVICES_FRACTION", "set it and SAMPLER_DEVICES_FRACTION to 1.0"
     short = f"{name}={getattr(c, name)}, {change}, or take a larger machine"
     if peak > machine.gib:
-        raise UserError(f"{short}: {machine.name} has {limit}, training takes {peak:.1f} ({said})")
-    fits = f"{trains} of {machine.chips} chips train, {said} {peak:.1f} of {limit}"
+        raise UserError(f"{short}: {machine.name} has {limit}, training takes {peak:.1f} ({source})")
+    fits = f"{trains} of {machine.chips} chips train, {source} {peak:.1f} of {limit}"
     if not needs.weights:
         return fits
     least, most = needs.shares(machine.gib, peak)

@@ -123,7 +123,7 @@ def run_data(run: SimpleNamespace) -> dict[str, Any]:
 
         where = constants["ENVIRONMENT"]
         if picture := getattr(turns.load(where), "picture", None):
-            draw = functools.partial(turns.called, f"ENVIRONMENT={where}: picture raised", picture)
+            draw = functools.partial(turns.call_user_code, f"ENVIRONMENT={where}: picture raised", picture)
     groups = [to_group(row, draw) for row in read_lines(run.folder / "answers.jsonl")]
     kept = thin(groups, MAX_BYTES - len(to_json(data)))
     return data | {"groups": kept, "thinned": len(kept) < len(groups)}

@@ -10,18 +10,18 @@ import re
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def shown(text: str) -> str:
+def escape_controls(text: str) -> str:
     r"""`text` with visible escapes, such as \x1b or \u202e, for characters that control a terminal."""
-    return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _OBEYED.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def fenced(text: str) -> str:
     """`text` as a Markdown code block that none of its lines can end."""
     longest = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
-    return f"{fence}\n{shown(text)}\n{fence}"
+    return f"{fence}\n{escape_controls(text)}\n{fence}"
 
 
 def table_cell(text: str) -> str:
     """`text` as a Markdown table cell: on one line, with pipes and HTML escaped."""
-    return re.sub(r"[\\|<]", r"\\\g<0>", " ".join(shown(text).split()))
+    return re.sub(r"[\\|<]", r"\\\g<0>", " ".join(escape_controls(text).split()))

@@ -15,7 +15,7 @@ import psutil
 from tqdm import tqdm
 
 import settings
-from run.plain_text import shown
+from run.plain_text import escape_controls
 from settings import UserError
 
 COMPILED = settings.HERE.parent / "runs" / "compiled"  # compilation cache shared by runs; safe to delete
@@ -31,7 +31,7 @@ def keep_compiled() -> None:
             Path(folder).mkdir(parents=True, exist_ok=True)
             Path(folder, ".lockfile").open("a").close()  # jax locks it even to read
     except OSError as error:
-        print(shown(f"note: compiled programs are not kept: {folder}: {error.strerror}"))
+        print(escape_controls(f"note: compiled programs are not kept: {folder}: {error.strerror}"))
         return jax.config.update("jax_enable_compilation_cache", False)
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_compilation_cache_max_size", COMPILED_BYTES)
@@ -64,10 +64,8 @@ def full_disk(folder) -> Iterator[None]:
         yield
     except Exception as error:  # Orbax and tensorstore have their own types
         if "No space left" in str(error) or getattr(error, "errno", None) == errno.ENOSPC:
-            said = (
-                "the disk is full; earlier checkpoints are whole. Free some space, run the same command again"
-            )
-            raise UserError(f"RUN_DIR={folder}: {said}") from error
+            fault = "the disk is full; earlier checkpoints are whole. Free some space"
+            raise UserError(f"RUN_DIR={folder}: {fault}, run the same command again") from error
         raise
 
 

@@ -5,7 +5,6 @@ import math
 import shlex
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,7 +16,7 @@ import settings
 from run import checkpoints, evaluation, page
 from run.evaluation import Result
 from run.plain_text import fenced, table_cell
-from run.run_folder import Run
+from run.run_folder import RunFolder
 from task import questions
 
 KEPT = (  # in result.json
@@ -26,29 +25,29 @@ KEPT = (  # in result.json
 )  # fmt: skip
 
 
-def introduce(c, run: Run, parameters: int, trained: int, folder: Path, hf, task, rows) -> None:
+def introduce(c, folder: RunFolder, parameters: int, trained: int, model_folder, hf, task, rows) -> None:
     """Prints what is about to run: model, data, rewards, step, run.
 
-    `trained` of its `parameters` are trained; `hf` is the config of the checkpoint in `folder`; `rows` are
-    the questions by split; some are empty.
+    `trained` of its `parameters` are trained; `hf` is the config in `model_folder`; `rows` are the questions
+    by split; some are empty.
     """
-    trained = f", LoRA of rank {c.LORA_RANK} trains {trained:,}" if c.LORA_RANK else ""
+    adapter = f", LoRA of rank {c.LORA_RANK} trains {trained:,}" if c.LORA_RANK else ""
     column = "laptop" if settings.is_small(c.MODEL) else "tpu"
     data = [f"{split}: {task.sources[split]} ({len(rows[split]):,})"
             for split in ("train", "validation", "test") if rows[split]]  # fmt: skip
     print(
-        f"model    {folder}: {parameters:,} parameters, {hf.num_hidden_layers} layers, "
-        f"{c.WEIGHT_DTYPE}{trained}; the constants' {column} column\n"
+        f"model    {model_folder}: {parameters:,} parameters, {hf.num_hidden_layers} layers, "
+        f"{c.WEIGHT_DTYPE}{adapter}; the constants' {column} column\n"
         f"data     {', '.join(data)}\n"
         f"rewards  {task.grader}\n"
         f"step     {c.BATCH_SIZE} prompts x {c.NUM_GENERATIONS} answers = {c.BATCH_SIZE * c.NUM_GENERATIONS} "
         f"sequences of {c.MAX_PROMPT_LENGTH} + {c.TOTAL_GENERATION_STEPS} tokens\n"
         f"run      {c.NUM_BATCHES} steps on {jax.device_count()} {jax.devices()[0].device_kind} device(s), "
-        f"generation by {c.ROLLOUT_ENGINE}, in {run.folder}"
+        f"generation by {c.ROLLOUT_ENGINE}, in {folder.path}"
     )
     questions.say_overlap(rows)
-    if run.done:
-        print(f"going on after step {run.done} of {c.NUM_BATCHES}, from the checkpoint in {run.folder}")
+    if folder.done:
+        print(f"going on after step {folder.done} of {c.NUM_BATCHES}, from the checkpoint in {folder.path}")
 
 
 def table(head: Sequence[str], *rows: Sequence[Any]) -> str:
@@ -85,21 +84,21 @@ def example(before: Result, after: Result) -> str:
     )
 
 
-def write(c, run: Run, source: str) -> None:
+def write(c, folder: RunFolder, source: str) -> None:
     """Writes the reports from the files in the run's folder, and prints report.md.
 
     The test questions come from `source`. For processes that were stopped, the total time only counts the
     steps they've saved.
     """
-    folder, read = run.logs, page.read(run.logs)
+    logs, read = folder.logs, page.read(folder.logs)
     before, after, log = *read.tests.values(), read.log
     seconds = time.time() - psutil.Process().create_time()  # imports take longer than some runs' steps
-    seconds += sum(row["seconds"] for row in log if row["step"] <= run.done)
+    seconds += sum(row["seconds"] for row in log if row["step"] <= folder.done)
     timed = [row["seconds"] for row in log]
     per_step = round(float(np.median(timed[1:] or timed)), 4) if log else None  # the first step compiles
-    result = {when: {key: found[key] for key in KEPT if key in found} for when, found in read.tests.items()}
+    result = {when: {key: test[key] for key in KEPT if key in test} for when, test in read.tests.items()}
     result |= {"seconds": round(seconds, 1), "seconds_per_step": per_step, "steps": c.NUM_BATCHES}
-    (folder / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+    (logs / "result.json").write_text(json.dumps(result, indent=1) + "\n")
 
     training = f"{c.NUM_BATCHES} steps of {c.BATCH_SIZE} x {c.NUM_GENERATIONS} answers"
     if log:
@@ -110,7 +109,7 @@ def write(c, run: Run, source: str) -> None:
             f"{last['reward_std']:.2f} within a group, KL {kl}, groups without signal "
             f"{last['zero_variance']:.0%}, {last['length']:.1f} tokens per answer"
         )
-    saved = checkpoints.saved(run.checkpoints)
+    saved = checkpoints.saved(folder.checkpoints)
     best = evaluation.best([result for result in read.evaluations if result["step"] in saved])
     parts = (
         f"**{'; '.join(read.headline)}.** {' '.join(evaluation.reasons(before, after))}",
@@ -118,17 +117,17 @@ def write(c, run: Run, source: str) -> None:
         data_source_table(before, after),
         example(before, after),
         training,
-        f"Of the checkpoints kept in {run.folder}: {best}" if best else "",
+        f"Of the checkpoints kept in {folder.path}: {best}" if best else "",
         "\n".join(f"- {line}" for line in read.health) or "Health: nothing to report.",
     )
     text = "\n\n".join(part for part in parts if part)
-    (folder / "report.md").write_text(
+    (logs / "report.md").write_text(
         f"# GRPO: before and after\n\n`{read.command}`\n\nmodel `{c.MODEL}`, test questions: {source}, seed "
         f"{c.SEED}\n\n{text}\n"
     )
-    print(f"\n{text}\n\nreport: {folder}/report.md, total {seconds:.0f} s")
-    print(f"every answer: open {page.save(folder / 'report.html', page.run_data(read))} in a browser")
-    print(f"curves: tensorboard --logdir {shlex.quote(f'{folder}/tensorboard')}")
+    print(f"\n{text}\n\nreport: {logs}/report.md, total {seconds:.0f} s")
+    print(f"every answer: open {page.save(logs / 'report.html', page.run_data(read))} in a browser")
+    print(f"curves: tensorboard --logdir {shlex.quote(f'{logs}/tensorboard')}")
     if c.PROFILE_DIR and any(epath.Path(c.PROFILE_DIR).glob("plugins/profile/*/*")):
         print(f"trace of one step: tensorboard --logdir {shlex.quote(c.PROFILE_DIR)}")
-    run.keep()
+    folder.keep()

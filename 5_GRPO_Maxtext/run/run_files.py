@@ -40,8 +40,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def read_object(path: Path) -> dict[str, Any] | None:
     """The object in a local or bucket JSON file; None if there's no such file, or no object in it."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else None
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return content if isinstance(content, dict) else None
 
 
 def read_constants(folder: Path, constant: str = "RUN_DIR") -> dict[str, Any]:
@@ -51,22 +51,22 @@ def read_constants(folder: Path, constant: str = "RUN_DIR") -> dict[str, Any]:
         raise UserError(f"{constant}={folder}: no run (no constants.json in it); give the RUN_DIR of one")
     constants = read_object(path)
     if constants is None or "MODEL" not in constants:
-        said = "its constants.json is damaged; put a whole one back, or give another folder"
-        raise UserError(f"{constant}={folder}: {said}")
+        fault = "its constants.json is damaged; put a whole one back, or give another folder"
+        raise UserError(f"{constant}={folder}: {fault}")
     return constants
 
 
 class Checkpoint(NamedTuple):
     """A checkpoint of a run; its step is None for the last one."""
 
-    run: Path  # RUN_DIR
+    run_dir: Path
     step: int | None
     constants: dict[str, Any]  # of the run, from constants.json
 
     @property
     def note(self) -> dict[str, Any]:
         """Its run.json; empty if that's lost."""
-        return read_object(self.run / "run.json") or {}
+        return read_object(self.run_dir / "run.json") or {}
 
 
 def checkpoint_at(path: Path, constant: str) -> Checkpoint | None:

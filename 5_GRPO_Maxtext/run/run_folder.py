@@ -37,32 +37,32 @@ FREE_TO_CHANGE = {"RUN_DIR", "DRY_RUN", "PROFILE_DIR"}  # when a run is resumed
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class RunFolder:
     """The folders of a run."""
 
-    folder: Path  # RUN_DIR, or one named after the time
-    logs: Path  # where this process writes: `folder`, or a subfolder on all hosts but the first
+    path: Path  # RUN_DIR, or one named after the time
+    logs: Path  # where this process writes: `path`, or a subfolder on all hosts but the first
     checkpoints: str  # folder or gs:// address
     done: int = 0  # steps by an earlier process
 
     def keep(self, **more: Any) -> None:
         """Notes `more` and the newest checkpoint; copies what resume and report need to CHECKPOINT_DIR."""
         steps, note = checkpoints.saved(self.checkpoints), read_object(self.logs / "run.json") or {}
-        note |= {"RUN_DIR": str(self.folder)} | more | ({"saved": steps[-1]} if steps else {})
+        note |= {"RUN_DIR": str(self.path)} | more | ({"saved": steps[-1]} if steps else {})
         settings.write_whole(self.logs / "run.json", json.dumps(note) + "\n")
-        if self.checkpoints != checkpoints.root_of_run("", self.folder):
+        if self.checkpoints != checkpoints.root_of_run("", self.path):
             checkpoints.copy_files(self.logs, self.copy, again=True)
 
     @property
     def copy(self) -> epath.Path:
         """Where `keep` copies the files to, if there's a CHECKPOINT_DIR."""
-        return epath.Path(self.checkpoints) / self.logs.relative_to(self.folder)
+        return epath.Path(self.checkpoints) / self.logs.relative_to(self.path)
 
     def same(self, now: Mapping[str, str], c) -> None:
         """Notes the identity of a new run; raises UserError if the run was started with something else."""
         kept = (read_object(self.logs / "run.json") or {}).get("identity", {})
-        if said := changed(kept, now, c, f"RUN_DIR={self.folder}"):
-            raise UserError(f"{said}; put it back, or choose another RUN_DIR")
+        if message := change_message(kept, now, c, f"RUN_DIR={self.path}"):
+            raise UserError(f"{message}; put it back, or choose another RUN_DIR")
         self.keep(identity=now | kept)
 
     def once(self, name: str, ask: Callable[[], dict[str, Any]]) -> None:
@@ -70,48 +70,48 @@ class Run:
 
         Raises UserError if the one before training is lost and the model has been trained since.
         """
-        path = self.logs / f"{name}.json"
-        if devices.all_agree(read_object(path) is not None):
+        file = self.logs / f"{name}.json"
+        if devices.all_agree(read_object(file) is not None):
             return
         if name == "before" and self.done:
             raise UserError(
-                f"RUN_DIR={self.folder}: {path.name} is lost or damaged, and after {self.done} steps the "
+                f"RUN_DIR={self.path}: {file.name} is lost or damaged, and after {self.done} steps the "
                 "model can no longer be asked as it was before training; put the file back, or start another "
                 "run (inference.py and the tool convert_checkpoint take this one's checkpoints as they are)"
             )
         result = ask()
         print(f"{name} training: {in_words(result)}")
-        settings.write_whole(path, json.dumps(result) + "\n")
+        settings.write_whole(file, json.dumps(result) + "\n")
         self.keep()
 
 
 @contextlib.contextmanager
-def open_run(c, arguments: Sequence[str] = ()) -> Iterator[Run]:
+def open_folder(c, arguments: Sequence[str] = ()) -> Iterator[RunFolder]:
     """Makes the folder of a run, or checks that the run in it was started with the same constants.
 
     Raises UserError if it wasn't, or the folder is unusable; Stopped on Ctrl-C in the block.
     """
-    folder = Path(c.RUN_DIR) if c.RUN_DIR else new_folder("grpo_llama3_1_8b_demo")
-    logs = folder if devices.is_first() else folder / f"host_{jax.process_index()}"
+    path = Path(c.RUN_DIR) if c.RUN_DIR else new_folder("grpo_llama3_1_8b_demo")
+    logs = path if devices.is_first() else path / f"host_{jax.process_index()}"
     with contextlib.ExitStack() as stack:
-        named = f"RUN_DIR={folder}"
+        named = f"RUN_DIR={path}"
         try:
             logs.mkdir(parents=True, exist_ok=True)
-            stack.callback(os.close, lock(logs, folder))
+            stack.callback(os.close, lock(logs, path))
             named = f"CHECKPOINT_DIR={c.CHECKPOINT_DIR}" if c.CHECKPOINT_DIR else named
-            root = checkpoints.root_of_run(c.CHECKPOINT_DIR, folder)
+            root = checkpoints.root_of_run(c.CHECKPOINT_DIR, path)
             steps = checkpoints.saved(root)
-            run = Run(folder, logs, root, done=max(steps, default=0))
-            epath.Path(run.checkpoints).mkdir(parents=True, exist_ok=True)
+            folder = RunFolder(path, logs, root, done=max(steps, default=0))
+            epath.Path(folder.checkpoints).mkdir(parents=True, exist_ok=True)
             if c.CHECKPOINT_DIR:
-                if devices.is_first() and not run.checkpoints.startswith("gs://"):
-                    stack.callback(os.close, lock(Path(run.checkpoints), folder))
-                if "constants.json" in checkpoints.copy_files(run.copy, logs, again=False):
-                    print(f"{named}: RUN_DIR={folder} is taken over from {run.copy}")
+                if devices.is_first() and not folder.checkpoints.startswith("gs://"):
+                    stack.callback(os.close, lock(Path(folder.checkpoints), path))
+                if "constants.json" in checkpoints.copy_files(folder.copy, logs, again=False):
+                    print(f"{named}: RUN_DIR={path} is taken over from {folder.copy}")
             if not (logs / "constants.json").exists():
                 if steps or (logs / "before.json").exists():
                     lost = "the constants.json of the run in it is lost; put it back"
-                    raise UserError(f"RUN_DIR={folder}: {lost}, or choose another RUN_DIR")
+                    raise UserError(f"RUN_DIR={path}: {lost}, or choose another RUN_DIR")
                 command = shlex.join(["python", "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py", *arguments])
                 note = {"run_id": secrets.token_hex(8), "command": command}
                 settings.write_whole(logs / "run.json", json.dumps(note) + "\n")
@@ -120,28 +120,28 @@ def open_run(c, arguments: Sequence[str] = ()) -> Iterator[Run]:
             if "run_id" not in note:
                 raise UserError(f"RUN_DIR={logs}: its run.json is lost or damaged; put a whole one back")
             if note.get("saved") and not steps:
-                lost = f"{run.checkpoints} is empty, and the run in RUN_DIR={folder} has saved a checkpoint"
+                lost = f"{folder.checkpoints} is empty, and the run in RUN_DIR={path} has saved a checkpoint"
                 remedy = "put the checkpoints back, or choose another RUN_DIR to start anew"
                 raise UserError(f"{named}: {lost} after step {note['saved']}; {remedy}")
             (logs / "too_long.csv").unlink(missing_ok=True)  # each start rewrites it
         except OSError as error:
             raise UserError(f"{named}: {error.strerror or error}; choose another folder") from None
         saved = read_constants(logs)
-        check_same_constants(c, saved, folder)
+        check_same_constants(c, saved, path)
         if (steps := saved["NUM_BATCHES"]) < c.NUM_BATCHES:
             print(
                 f"NUM_BATCHES raised from {steps} to {c.NUM_BATCHES}: the learning rate, which had fallen "
                 f"to 0, and TEMPERATURE_END now follow the schedule of {c.NUM_BATCHES} steps"
             )
-            for name, place in itertools.product(("after.json", "result.json"), (logs, run.copy)):
+            for name, place in itertools.product(("after.json", "result.json"), (logs, folder.copy)):
                 (place / name).unlink(missing_ok=True)
             saved["NUM_BATCHES"] = c.NUM_BATCHES
             settings.write_whole(logs / "constants.json", json.dumps(saved, indent=1) + "\n")
-        run.keep()
+        folder.keep()
         try:
-            yield run
+            yield folder
         except KeyboardInterrupt:
-            raise settings.Stopped(folder) from None
+            raise settings.Stopped(path) from None
 
 
 def kept_constants(c) -> dict[str, Any]:
@@ -169,8 +169,8 @@ def lock(logs: Path, folder: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        said = "another process is running in it; wait for its end, or choose another folder"
-        raise UserError(f"RUN_DIR={folder}: {said}") from None
+        fault = "another process is running in it; wait for its end, or choose another folder"
+        raise UserError(f"RUN_DIR={folder}: {fault}") from None
     return descriptor
 
 
@@ -178,16 +178,16 @@ def check_same_constants(c, saved: Mapping[str, Any], folder: Path) -> None:
     """Refuses to resume with constants that differ from `saved`, except for a larger NUM_BATCHES."""
     mine = kept_constants(c)
     if odd := sorted(mine.keys() ^ saved.keys()):
-        said = f"started by another version of this script (it differs in {', '.join(odd[:3])})"
-        raise UserError(f"RUN_DIR={folder}: its run was {said}; start another run")
+        fault = f"started by another version of this script (it differs in {', '.join(odd[:3])})"
+        raise UserError(f"RUN_DIR={folder}: its run was {fault}; start another run")
     for name, value in mine.items():
         old = saved[name]
         # A dry run doesn't know the hub's commit.
         if name in ("MODEL", "TEACHER") and ("@" in old) != ("@" in value):
             old, value = old.partition("@")[0], value.partition("@")[0]
         if old != value and not (name == "NUM_BATCHES" and value > old):
-            said = f"the run in RUN_DIR={folder} was started with {old}; use that, or another RUN_DIR"
-            raise UserError(f"{name}={value}: {said}")
+            fault = f"the run in RUN_DIR={folder} was started with {old}; use that, or another RUN_DIR"
+            raise UserError(f"{name}={value}: {fault}")
 
 
 # %% What a run is made of ----------------------------------------------------------------------------------
@@ -201,34 +201,34 @@ def identity(c, rows: Mapping[str, Sequence[Mapping]], names: Sequence[str], cou
     if not set(COURSE_REWARDS).isdisjoint(names):
         files["reward_func.py"] = course
     code = {name: ast.dump(ast.parse(find_path(file).read_bytes())) for name, file in files.items() if file}
-    found = {name: hashlib.sha256(tree.encode()).hexdigest() for name, tree in code.items()}
-    found |= {name: model_digest(getattr(c, name)) for name in ("MODEL", "TEACHER") if getattr(c, name, "")}
+    digests = {name: hashlib.sha256(tree.encode()).hexdigest() for name, tree in code.items()}
+    digests |= {name: model_digest(getattr(c, name)) for name in ("MODEL", "TEACHER") if getattr(c, name, "")}
     asked = {"DATASET": ("train", "validation"), "TEST_DATASET": ("test",)}
     for name, splits in asked.items():
         if known := [rows[split] for split in splits if split in rows]:
             keys = "prompts", "question", *GRADED
             columns = [[[row[key] for key in keys] for row in part] for part in known]
-            found[name] = hashlib.sha256(json.dumps(columns).encode()).hexdigest()
-    return found
+            digests[name] = hashlib.sha256(json.dumps(columns).encode()).hexdigest()
+    return digests
 
 
-def changed(kept: Mapping[str, str], now: Mapping[str, str], c, run: str) -> str:
-    """What has changed since `run`, such as "RUN_DIR=runs/mine", was started, in a sentence; "" if nothing.
+def change_message(kept: Mapping[str, str], now: Mapping[str, str], c, where: str) -> str:
+    """What has changed since the run in `where`, such as "RUN_DIR=runs/mine", was started; "" if nothing.
 
     Only compares what both have: a tool has less than the run, and a hub's commit isn't a folder's digest.
     """
     names = [name for name in now if len(kept.get(name, "")) == len(now[name]) and kept[name] != now[name]]
     places = ["DATASET" if name == "TEST_DATASET" and not c.TEST_DATASET else name for name in names]
-    said = dict.fromkeys(f"{name}={getattr(c, name, '')}".removesuffix("=") for name in places)
-    return f"{', '.join(said)}: the content isn't what the run in {run} was started with" if names else ""
+    listed = dict.fromkeys(f"{name}={getattr(c, name, '')}".removesuffix("=") for name in places)
+    return f"{', '.join(listed)}: the content isn't what the run in {where} was started with" if names else ""
 
 
 def model_digest(model: str) -> str:
     """A hub model's commit; else the digest of a folder's weights, config and tokenizer.
 
-    blake2b's digest is longer than those of older runs (sha256 of parts of a file), so `changed` skips these.
+    blake2b's digest is longer than older runs' (sha256 of parts of a file), so `change_message` skips these.
     """
-    folder, _ = llama.load_hf_config(model)
+    folder, _ = llama.fetch_model(model)
     if not find_path(model).is_dir():
         return folder.name
     files = [*llama.weight_files(folder), *sorted(folder.glob("*.json")), *sorted(folder.glob("*.jinja"))]

@@ -10,11 +10,12 @@ import jax
 import numpy as np
 
 import settings
-from grpo_variants import Method, own_functions
+from grpo_variants import own_functions
 from model import devices, llama, versions
-from model.llm import Llm, load_llm
+from model.llm import Llm, Pi, load_llm
 from run import checks, memory, process, report, run_folder
-from run.machine import changes
+from run.machine import machine_defaults
+from run.run_folder import RunFolder
 from settings import UserError
 from task import questions, run_grader, turns
 from task.prompts import check_form, make_prompts
@@ -44,17 +45,16 @@ def check_method(c, tables) -> None:
         sampler_log_prob=log_prob, ref_log_prob=log_prob[::-1], old_log_prob=log_prob[::-1],
     )  # fmt: skip
     calls = {  # traced as in the loss, where NumPy can't be used
-        "advantage": lambda use: use.advantage(samples),
-        "weights": lambda use: use.weights(mask),
-        "objective": lambda use: jax.jit(
-            lambda x: use.objective(SimpleNamespace(log_prob=x, entropy=-x), batch, c)
-        )(log_prob),
-        "kl": lambda use: jax.jit(use.kl)(log_prob[::-1] - log_prob),
+        "advantage": lambda f: f(samples),
+        "weights": lambda f: f(mask),
+        "objective": lambda f: jax.jit(lambda x: f(Pi(log_prob=x, entropy=-x), batch, c))(log_prob),
+        "kl": lambda f: jax.jit(f)(log_prob[::-1] - log_prob),
     }
-    plain, own = Method(*(next(iter(table.values())) for table in tables.values())), own_functions(c.METHOD)
+    own = own_functions(c.METHOD)
     for name in own.keys() & calls.keys():
-        given = run_grader.called(f"METHOD={c.METHOD}: {name} raised", calls[name], plain._replace(**own))
-        shapes, wanted = (jax.tree.map(np.shape, x) for x in (given, calls[name](plain)))
+        pages = next(iter(tables[name][1].values()))  # a table's first function
+        given = run_grader.call_user_code(f"METHOD={c.METHOD}: {name} raised", calls[name], own[name])
+        shapes, wanted = (jax.tree.map(np.shape, x) for x in (given, calls[name](pages)))
         if shapes != wanted:
             raise UserError(f"METHOD={c.METHOD}: {name} returned the shape {shapes}, not {wanted}; fix it")
         if not all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(given)):
@@ -71,8 +71,8 @@ def checked_grader(c, hf, tokenizer, course, data) -> run_grader.Grader:
     rewards = c.REWARDS or "episode_return" * bool(c.ENVIRONMENT)
     grader = run_grader.make_grader(rewards, c.REWARD_FUNC, course, everything)
     if hf.vocab_size < c.TOP_K:
-        said = f"MODEL={c.MODEL} has {hf.vocab_size:,} tokens; use fewer, or -1 (off)"
-        raise UserError(f"TOP_K={c.TOP_K}: {said}")
+        fault = f"MODEL={c.MODEL} has {hf.vocab_size:,} tokens; use fewer, or -1 (off)"
+        raise UserError(f"TOP_K={c.TOP_K}: {fault}")
     if tokenizer:
         llama.check_teacher(c, tokenizer)
         check_form(c, tokenizer, grader)
@@ -81,7 +81,7 @@ def checked_grader(c, hf, tokenizer, course, data) -> run_grader.Grader:
     return grader
 
 
-def as_asked(c, data, grader: run_grader.Grader, tokenizer, too_long=None):
+def make_splits(c, data, grader: run_grader.Grader, tokenizer, too_long=None):
     """Adds prompts to the questions and holds some out, as a run does; also each split's source in words.
 
     `data` is from `questions.read_data`, or a part of it; without a `tokenizer` the prompts are left out.
@@ -106,36 +106,36 @@ def for_this_machine(c, arguments: Sequence[str]):
     Prints the defaults that the machine changes, and why.
     """
     machine, given = devices.machine_for(c), dict(argument.split("=", 1) for argument in arguments)
-    changed = {name: value for name, value in changes(machine, given).items() if name not in given}
+    changed = {name: value for name, value in machine_defaults(machine, given).items() if name not in given}
     if changed and not settings.is_small(c.MODEL) and devices.is_first():
         print(f"machine  {machine.name}:", ", ".join(f"{k}={v} ({why})" for k, (v, why) in changed.items()))
     return settings.read(type(c), arguments, machine=machine)
 
 
 @contextlib.contextmanager
-def open_run(c, arguments: Sequence[str], course, tables) -> Iterator[tuple[Any, Llm, Task, run_folder.Run]]:
+def open_run(c, arguments: Sequence[str], course, tables) -> Iterator[tuple[Any, Llm, Task, RunFolder]]:
     """Yields the constants (MODEL with the hub's commit), the language model, task and run folder."""
     devices.find_devices(c)
-    llama.load_hf_config(c.MODEL, weights=False)
+    llama.fetch_model(c.MODEL, weights=False)  # fetches config.json, which decides the constants' column
     c = for_this_machine(c, arguments)
     prepare(c, tables)
     checks.rollout_engine(c)
-    folder, hf = llama.load_hf_config(c.MODEL)
-    c = replace(c, MODEL=llama.pinned(c.MODEL, folder))
-    tokenizer = llama.load_tokenizer(folder)
+    model_folder, hf = llama.fetch_model(c.MODEL)
+    c = replace(c, MODEL=llama.pinned(c.MODEL, model_folder))
+    tokenizer = llama.load_tokenizer(model_folder)
     data = questions.read_data(c)
     grader = checked_grader(c, hf, tokenizer, course, data)
     if c.TEACHER:
-        c = replace(c, TEACHER=llama.pinned(c.TEACHER, llama.load_hf_config(c.TEACHER)[0]))
+        c = replace(c, TEACHER=llama.pinned(c.TEACHER, llama.fetch_model(c.TEACHER)[0]))
     with devices.only_first_prints():
         devices.plan_devices(c, hf, jax.devices())  # refuses before anything is written
-        with run_folder.open_run(c, arguments) as run:
-            rows, sources = as_asked(c, data, grader, tokenizer, run.logs / "too_long.csv")
-            run.same(run_folder.identity(c, rows, grader.names, course.__file__), c)
-            llm = load_llm(c, folder, hf, tokenizer)
+        with run_folder.open_folder(c, arguments) as folder:
+            rows, sources = make_splits(c, data, grader, tokenizer, folder.logs / "too_long.csv")
+            folder.same(run_folder.identity(c, rows, grader.names, course.__file__), c)
+            llm = load_llm(c, model_folder, hf, tokenizer)
             parameters = llama.count_parameters(llm.actor)
             trained = memory.trained_parameters(c, hf, parameters)
-            memory.check_disk(c, trained, run.checkpoints)
+            memory.check_disk(c, trained, folder.checkpoints)
             task = make_task(c, rows, grader, sources)
-            report.introduce(c, run, parameters, trained, folder, hf, task, rows)
-            yield c, llm, task, run
+            report.introduce(c, folder, parameters, trained, model_folder, hf, task, rows)
+            yield c, llm, task, folder

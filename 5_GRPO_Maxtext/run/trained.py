@@ -7,19 +7,19 @@ from flax import nnx
 from tunix.generate.tokenizer_adapter import TokenizerAdapter
 
 from model import llama, lora
-from model.rollout import MaxTextRollout, sampling
+from model.rollout import MaxTextRollout, sampling_config
 from run import checkpoints, run_folder
-from run.plain_text import shown
+from run.plain_text import escape_controls
 from run.run_files import Checkpoint
 from settings import UserError
 
 
 def place_of(checkpoint: Checkpoint, constant: str = "CHECKPOINT") -> tuple[str, int]:
     """The folder of the run's checkpoints, and the step of the one that `constant` names."""
-    root = str(checkpoint.run.resolve())  # a folder under CHECKPOINT_DIR, wherever that was copied to
+    root = str(checkpoint.run_dir.resolve())  # a folder under CHECKPOINT_DIR, wherever that was copied to
     if not checkpoints.saved(root):
-        root = checkpoints.root_of_run(checkpoint.constants.get("CHECKPOINT_DIR", ""), checkpoint.run)
-    named = f"{constant}={checkpoint.run}"
+        root = checkpoints.root_of_run(checkpoint.constants.get("CHECKPOINT_DIR", ""), checkpoint.run_dir)
+    named = f"{constant}={checkpoint.run_dir}"
     if not (steps := checkpoints.saved(root)):
         raise UserError(f"{named}: no checkpoint in {root}; train further, or name another run")
     if checkpoint.step not in (None, *steps):
@@ -28,14 +28,14 @@ def place_of(checkpoint: Checkpoint, constant: str = "CHECKPOINT") -> tuple[str,
     return root, steps[-1] if checkpoint.step is None else checkpoint.step
 
 
-def say_changes(model: str, checkpoint: Checkpoint, then: str = "") -> None:
+def warn_if_model_changed(model: str, checkpoint: Checkpoint, then: str = "") -> None:
     """Prints how MODEL has changed since the run, if it has, and `then`; UserError with LoRA."""
     kept, now = checkpoint.note.get("identity", {}), {"MODEL": run_folder.model_digest(model)}
-    said = run_folder.changed(kept, now, SimpleNamespace(MODEL=model), str(checkpoint.run))
-    if said and checkpoint.constants.get("LORA_RANK"):
-        raise UserError(f"{said}, and its A and B fit no other weights; put it back, or name it in MODEL")
-    if said:
-        print(shown(f"note: {said}{then}"))
+    message = run_folder.change_message(kept, now, SimpleNamespace(MODEL=model), str(checkpoint.run_dir))
+    if message and checkpoint.constants.get("LORA_RANK"):
+        raise UserError(f"{message}, and its A and B fit no other weights; put it back, or name it in MODEL")
+    if message:
+        print(escape_controls(f"note: {message}{then}"))
 
 
 def make_rollout(c, tokenizer, answers: int, checkpoint: Checkpoint | None = None) -> MaxTextRollout:
@@ -43,7 +43,7 @@ def make_rollout(c, tokenizer, answers: int, checkpoint: Checkpoint | None = Non
 
     `restore` fills these. It decodes `answers` answers in all, at most BATCH_SIZE of them at once.
     """
-    folder, hf = llama.load_hf_config(c.MODEL)
+    folder, hf = llama.fetch_model(c.MODEL)
     devices = jax.device_count()
     config = llama.to_maxtext_config(
         hf, rows=-(-min(c.BATCH_SIZE, answers) // devices) * devices,  # a multiple: each device gets as many
@@ -51,14 +51,14 @@ def make_rollout(c, tokenizer, answers: int, checkpoint: Checkpoint | None = Non
         dtype=c.DTYPE, weight_dtype=c.WEIGHT_DTYPE, scan_layers=c.SCAN_LAYERS,
     )  # fmt: skip
     adapter, mesh = llama.load_llama(folder, hf, config, tokenizer.pad_token_id)
-    merge, run = None, checkpoint.constants if checkpoint else {}
-    if run.get("LORA_RANK"):  # any seed will do: A and B are restored
-        numbers = (run[name] for name in ("LORA_RANK", "LORA_ALPHA", "LORA_TARGETS"))
+    merge, trained_with = None, checkpoint.constants if checkpoint else {}
+    if trained_with.get("LORA_RANK"):  # any seed will do: A and B are restored
+        numbers = (trained_with[name] for name in ("LORA_RANK", "LORA_ALPHA", "LORA_TARGETS"))
         adapter, merge = lora.add_lora(adapter, mesh, config, *numbers, seed=0)
     return MaxTextRollout(
         adapter, TokenizerAdapter(tokenizer), mesh,
-        sampling(c, "policy"),  # the page's log-probs are the policy's own
-        maxtext_config=config, hf=hf, logits_clip=run.get("LOGITS_CLIP", 0.0), merge=merge,
+        sampling_config(c, "policy"),  # the page's log-probs are the policy's own
+        maxtext_config=config, hf=hf, logits_clip=trained_with.get("LOGITS_CLIP", 0.0), merge=merge,
     )  # fmt: skip
 
 

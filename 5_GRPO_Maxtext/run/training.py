@@ -63,7 +63,8 @@ class TrainingLog:
     """
 
     def __init__(self, logs: Path, c, first_step: int):
-        self._c, self._path, self._unhealthy = c, logs / "train_log.csv", {}
+        self._c, self._path = c, logs / "train_log.csv"
+        self._unhealthy: dict[str, health.Sentence] = {}  # what `health.check` said at the last step
         self.rows = [row for row in read_log(self._path) if row["step"] <= first_step]
         if (lost := first_step - len(self.rows)) > 0:
             print(f"{self._path} has lost the rows of {lost:,} steps; the run goes on, its curves lack them")
@@ -95,11 +96,11 @@ class TrainingLog:
                 scalar = summary.scalar(name, np.asarray(value))
                 self._events.write_event(Event(step=int(row["step"]), wall_time=time.time(), summary=scalar))
         self._events.flush()
-        found = health.check(self.rows, dataclasses.asdict(self._c))
-        for kind, line in found.items():
+        faults = health.check(self.rows, dataclasses.asdict(self._c))
+        for kind, line in faults.items():
             if kind not in self._unhealthy:  # it's printed when it first applies
                 tqdm.write(f"health   step {row['step']:.0f}: {line}")
-        self._unhealthy = found
+        self._unhealthy = faults
         shown = {name: f"{row[name]:.2f}" for name in ("reward", "correct", "format_ok", "kl")}
         self._progress.set_postfix(shown, refresh=False)
         self._progress.update()
@@ -111,7 +112,7 @@ class TrainingLog:
 
 
 class TrainingRun:
-    """The folder of a run, from `run_folder.open_run`, open for training; use it in a `with` statement.
+    """The folder of a run, from `run_folder.open_folder`, open for training; use it in a `with` statement.
 
     Attributes:
         first_step: the first step to do; those before it are in the newest checkpoint.
@@ -122,12 +123,15 @@ class TrainingRun:
 
     def __init__(self, c, llm, task, folder, evaluate):
         self.c, self.llm, self.task, self.folder, self._evaluate = c, llm, task, folder, evaluate
-        self.first_step, self.beta, self.carried, self._nonfinite = 0, c.BETA, {}, 0
+        self.first_step = 0
+        self.beta = c.BETA
+        self.carried: dict[str, Any] = {}
+        self._nonfinite = 0  # updates in a row
 
     def __enter__(self) -> "TrainingRun":
         logs = self.folder.logs
         with contextlib.ExitStack() as stack:
-            stack.enter_context(process.full_disk(self.folder.folder))
+            stack.enter_context(process.full_disk(self.folder.path))
             stack.callback(self.folder.keep)  # when the last checkpoint is whole
             self._manager = checkpoints.open_manager(self.folder.checkpoints, self.c.MAX_TO_KEEP)
             stack.callback(self._manager.close)
@@ -165,7 +169,7 @@ class TrainingRun:
     def steps(self, rollouts: Iterable[Any]) -> Iterator[Any]:
         """Yields the rollouts, one per step. Ctrl-C (or SIGTERM) ends them after the current step.
 
-        Either saves a checkpoint first, and so does a UserError from a faulty reward or environment.
+        Either saves a checkpoint first, and so does a UserError, as from a faulty reward or environment.
         """
         self._held_out(self.first_step)
         rollouts = iter(rollouts)
@@ -175,7 +179,9 @@ class TrainingRun:
                 raise KeyboardInterrupt
             self._started = time.perf_counter()
             try:
-                samples = next(rollouts)
+                if (samples := next(rollouts, None)) is None:
+                    ended = f"rollouts ended before step {step + 1} of {self.c.NUM_BATCHES}"
+                    raise UserError(f"METHOD={self.c.METHOD}: {ended}; yield (step, samples) for each step")
             except UserError:
                 if step:
                     self.save(step)
@@ -199,19 +205,18 @@ class TrainingRun:
         """Saves a step's results: a row of the log, its answers, held-out metrics, a checkpoint."""
         c, done, grader = self.c, step + 1, self.task.grader
         self._params, self._opt_state = params, opt_state
-        old_log_prob = metrics.pop("old_log_prob")
+        before_update = metrics.pop("log_prob_before_update")  # per token, for answers.jsonl
         row = {"step": done, "beta": self.beta, "temperature": self.llm.temperature}
         row |= {name: metrics.pop(name) for name in ("loss", "grad_norm")}
         row |= mean_metrics(metrics) | getattr(self.llm.rollout, "metrics", {}) | process.memory_gib()
         if not c.BETA:
             row["kl"] = math.nan  # not measured isn't zero
-        seconds = time.perf_counter() - self._started
-        row |= answer_metrics(grader, samples.sampled or samples, seconds)
+        row |= answer_metrics(grader, samples.sampled or samples, time.perf_counter() - self._started)
         every = c.LOG_ANSWERS_EVERY
         if every and (done in (1, c.NUM_BATCHES) or done % every == 0):
-            path, tokenizer = self.folder.logs / "answers.jsonl", self.llm.tokenizer
-            log_prob = old_log_prob, self.llm.log_probs(batch)
-            answers.append_step(path, c, tokenizer, grader, samples, batch, row, log_prob)
+            path = self.folder.logs / "answers.jsonl"
+            log_prob = before_update, self.llm.log_probs(batch)
+            answers.append_step(path, c, self.llm.tokenizer, grader, samples, batch, row, log_prob)
         self._log.add(row | self._held_out(done))
         self.beta = adaptive_beta(self.beta, c.TARGET_KL, row["kl"])
         if done % c.SAVE_INTERVAL_STEPS == 0 or done == c.NUM_BATCHES:

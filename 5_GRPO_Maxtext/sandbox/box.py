@@ -75,12 +75,12 @@ def started(program: str, protection: str, stdin=subprocess.DEVNULL, pass_fds=()
         finally:
             process.terminate()  # the warden ends the rest
             try:
-                _, said = process.communicate(timeout=10)  # empty if it was stopped before it started
+                _, message = process.communicate(timeout=10)  # empty if it was stopped before it started
             except subprocess.TimeoutExpired:
                 process.kill()
-                _, said = process.communicate()
-        if said and warden.READY not in said:
-            reason = said.decode(errors="replace").strip().splitlines()[-1]
+                _, message = process.communicate()
+        if message and warden.READY not in message:
+            reason = message.decode(errors="replace").strip().splitlines()[-1]
             raise RuntimeError(f"protection {protection}: {reason}")
 
 

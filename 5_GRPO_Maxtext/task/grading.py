@@ -202,5 +202,5 @@ def format_ok(completion: str, tags: tuple[str, str, str, str] = TAGS) -> bool:
         return False
     # Each tag is there once, so a lazy group can only stop in one place, in linear time.
     form = r"\s*{}(.*?){}\s*{}(.*?){}\s*(?:<\|\w+\|>\s*)*".format(*tags)
-    found = re.fullmatch(form, completion, re.DOTALL)
-    return found is not None and all(block.strip() for block in found.groups())
+    match = re.fullmatch(form, completion, re.DOTALL)
+    return match is not None and all(block.strip() for block in match.groups())

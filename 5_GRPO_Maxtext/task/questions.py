@@ -26,7 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from run.plain_text import shown
+from run.plain_text import escape_controls
 from settings import UserError, find_path, reachable
 from task.grading import extract_hash_answer
 from task.task_rewards import ground_truth_fault
@@ -187,7 +187,7 @@ def read_questions(
         described = f"{constant}={dataset}: {len(bad):,} of {total:,} rows cannot be used: {named}"
         if bad_rows == "refuse":
             raise UserError(f"{described}. Fix them" + ", or set BAD_ROWS=skip" * (not optional))
-        print(shown(f"{described}. Left out (BAD_ROWS=skip)"))
+        print(escape_controls(f"{described}. Left out (BAD_ROWS=skip)"))
     for source, part in parts.items():
         if not part:
             raise UserError(f"{constant}={dataset}: {source} has no rows to use; give at least one question")

@@ -60,8 +60,8 @@ def correctness_reward(prompts, completions, answer, **kwargs) -> list[float]:
 
 def digit_reward(prompts, completions, **kwargs) -> list[float]:
     """POINTS_DIGIT if the answer is one number, such as "-3", "1,000" or "2.5", right or wrong."""
-    found = [parse_number(extract_answer(completion) or "") for completion in completions]
-    return [POINTS_DIGIT * (number is not None) for number in found]
+    values = [parse_number(extract_answer(completion) or "") for completion in completions]
+    return [POINTS_DIGIT * (number is not None) for number in values]
 
 
 def hard_format_reward(prompts, completions, **kwargs) -> list[float]:
@@ -188,7 +188,7 @@ def make_grader(rewards: str, reward_file: str, course: ModuleType, rows: Sequen
     return Grader(tuple(names), files, [guarded(name, known[name]) for name in names])
 
 
-def called(what: str, function: Callable, *arguments, **named):
+def call_user_code(what: str, function: Callable, *arguments, **named):
     """Calls a function of the user's; an exception becomes a one-line UserError that begins with `what`.
 
     It ends with where it was raised, or where the library that raised it was called: (my_reward.py, line 7).
@@ -210,7 +210,7 @@ def load_file(path: Path, constant: str = "REWARD_FUNC") -> ModuleType:
         raise UserError(f"{constant}={path}: not a Python file; give the path of one that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and pickle look a class's module up by name
-    called(f"{constant}={path}:", spec.loader.exec_module, module)
+    call_user_code(f"{constant}={path}:", spec.loader.exec_module, module)
     return module
 
 
@@ -252,7 +252,7 @@ def guarded(name: str, reward_fn: Reward) -> Reward:
     @functools.wraps(reward_fn)
     def checked(prompts, completions, **columns):
         told, given = f"reward function {name}", dict(prompts=prompts, completions=completions)
-        rewards = called(f"{told} raised", reward_fn, **given, **columns)
+        rewards = call_user_code(f"{told} raised", reward_fn, **given, **columns)
         try:
             values = np.asarray(rewards).tolist()
         except ValueError:  # lists of different lengths

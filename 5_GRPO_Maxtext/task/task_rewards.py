@@ -87,7 +87,7 @@ def normalize_text(text: str) -> str:
     if len(text) > MAX_LENGTH:
         return ""
     text = unicodedata.normalize("NFKC", text).casefold().translate(_DASHES)
-    kept = {i for found in _KEPT.finditer(text) for i in range(*found.span())}
+    kept = {i for match in _KEPT.finditer(text) for i in range(*match.span())}
     dropped = {c for c in text if unicodedata.category(c)[0] == "P" or c in string.punctuation}
     bare = "".join(c for i, c in enumerate(text) if i in kept or c not in dropped)
     forms = (" ".join(form.split()) for form in (_ARTICLES.sub(" ", bare), bare, text))

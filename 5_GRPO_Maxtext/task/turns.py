@@ -32,7 +32,7 @@ from tunix.rl.rollout.base_rollout import RolloutConfig, RolloutOutput
 
 from settings import UserError, find_path
 from task.prompts import as_letters, chat
-from task.run_grader import MAX_REWARD, called, load_file
+from task.run_grader import MAX_REWARD, call_user_code, load_file
 
 WORDS = "<first>", "<action>", "<observation>"  # placeholders for messages in a chat template
 
@@ -72,7 +72,7 @@ def load(environment: str) -> type:
 
 def ask_world(environment: str, call: str, method: Callable, *arguments):
     """Calls an environment's `reset` or `step`, named `call`, and checks that it follows the interface."""
-    given = called(f"ENVIRONMENT={environment}: {call} raised", method, *arguments)
+    given = call_user_code(f"ENVIRONMENT={environment}: {call} raised", method, *arguments)
     given = (given, 0.0, False, False) if call == "reset" else given
     match given:
         case str(), numbers.Real(), bool() | np.bool_(), bool() | np.bool_() if abs(given[1]) <= MAX_REWARD:
@@ -84,8 +84,8 @@ def ask_world(environment: str, call: str, method: Callable, *arguments):
 
 def around_observation(tokenizer) -> tuple[str, str]:
     """What the chat template writes before and after an observation between two actions."""
-    said = [dict(role=role, content=word) for role, word in zip(("user", "assistant", "user"), WORDS)]
-    text = chat(tokenizer, said)
+    messages = [dict(role=role, content=word) for role, word in zip(("user", "assistant", "user"), WORDS)]
+    text = chat(tokenizer, messages)
     if not all(word in text for word in WORDS):
         raise UserError(
             "ENVIRONMENT: MODEL's chat template leaves messages out; take another model, or give the "
@@ -105,10 +105,10 @@ class Walker:
 
     def __init__(self, c, tokenizer, stop: str, around: tuple[str, str] | None, limit: int, question, rng):
         self.c, self.tokenizer, self.stop, self.around, self.limit = c, tokenizer, stop, around, limit
-        self.tokens, self.log_probs, self.turn, self.said, self.rewards = [], [], [], [], []
+        self.tokens, self.log_probs, self.turn, self.texts, self.rewards = [], [], [], [], []
         self.action, self.fed = [], deque()
         self.over = self.terminated = False
-        self.world = called(f"ENVIRONMENT={c.ENVIRONMENT}: Environment() raised", load(c.ENVIRONMENT))
+        self.world = call_user_code(f"ENVIRONMENT={c.ENVIRONMENT}: Environment() raised", load(c.ENVIRONMENT))
         first, *_ = ask_world(c.ENVIRONMENT, "reset", self.world.reset, question, rng)
         if first:
             self.hear(first, first)
@@ -138,7 +138,7 @@ class Walker:
     def act(self, ends: bool) -> None:
         """Lets the environment answer; `ends`: the action ended with the end-of-sequence token."""
         text = self.tokenizer.decode(self.action, skip_special_tokens=True)
-        self.said.append(text)
+        self.texts.append(text)
         self.action = []
         answer = ask_world(self.c.ENVIRONMENT, "step", self.world.step, text)
         observation, reward, self.terminated, truncated = answer
@@ -160,17 +160,17 @@ class Walker:
         if len(self.tokens) + len(tokens) >= self.limit:
             self.over = True
             return
-        self.said.append(observation)
+        self.texts.append(observation)
         self.fed.extend(tokens)
 
     def episode(self) -> Episode:
         """The finished episode."""
         if self.action:  # cut off in the middle of an action
-            self.said.append(self.tokenizer.decode(self.action, skip_special_tokens=True))
+            self.texts.append(self.tokenizer.decode(self.action, skip_special_tokens=True))
         rewards = self.rewards + [0.0] * (len(self.rewards) == max(self.turn))  # of that action: none
         to_go = [*itertools.accumulate(reversed(rewards), lambda later, now: now + self.c.GAMMA * later)]
         return Episode(
-            ("" if self.stop else "\n").join(self.said),
+            ("" if self.stop else "\n").join(self.texts),
             turn=self.turn, to_go=to_go[::-1], rewards=self.rewards, terminated=bool(self.terminated),
         )  # fmt: skip
 

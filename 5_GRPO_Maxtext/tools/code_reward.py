@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import settings
-from run.plain_text import shown
+from run.plain_text import escape_controls
 from sandbox import box
 from task import code_grading
 
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> None:
         print(f"score: {sum(held for _, held in verdicts) / len(verdicts):.3f}")
     for test, held in verdicts:
         if not held:
-            print(shown(f"failed: {test}"))
+            print(escape_controls(f"failed: {test}"))
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ def write_safetensors(c: Constants, hf, config, weights: Iterator, target: Path)
 def to_maxtext(c: Constants, target: Path) -> str:
     """Hugging Face -> `target`/0/items: {"params": {"params": weights}}, as MaxText saves parameters."""
     try:
-        folder, hf = llama.load_hf_config(c.SOURCE)
+        folder, hf = llama.fetch_model(c.SOURCE)
         config = to_config(hf, c.WEIGHT_DTYPE or "float32", c.SCAN_LAYERS)
         check_disk(c, hf, config)
         weights = llama.named_weights(llama.load_llama(folder, hf, config, pad_id=0)[0])
@@ -165,20 +165,20 @@ def gguf_to_huggingface(c: Constants, source: Path, target: Path) -> str:
     return f"MODEL={c.TARGET}"
 
 
-def to_huggingface(c: Constants, checkpoint: Path, run: run_files.Checkpoint | None, target: Path) -> str:
+def to_huggingface(c: Constants, saved: Path, checkpoint: run_files.Checkpoint | None, target: Path) -> str:
     """Orbax -> a Hugging Face folder: weights, config, tokenizer; with a model card if it's a run's."""
-    if run:
-        trained.say_changes(c.MODEL or run.constants["MODEL"], run)
-    stored = from_orbax(checkpoint)
+    if checkpoint:
+        trained.warn_if_model_changed(c.MODEL or checkpoint.constants["MODEL"], checkpoint)
+    stored = from_orbax(saved)
     scanned = any(name.startswith("params-decoder-layers-") for name in stored)
     adapted = [name.removesuffix("_lora_a") for name in stored if name.endswith("_lora_a")]
-    if not run and (adapted or not c.MODEL):
+    if not checkpoint and (adapted or not c.MODEL):
         raise UserError(
             f"MODEL={c.MODEL}: SOURCE={c.SOURCE} is not in a run, whose constants.json would name MODEL and "
             f"LORA_ALPHA; give {'the folder of the run' if adapted else 'MODEL'}"
         )
-    model = c.MODEL or run.constants["MODEL"]
-    folder, hf = llama.load_hf_config(model)
+    model = c.MODEL or checkpoint.constants["MODEL"]
+    folder, hf = llama.fetch_model(model)
     config = to_config(hf, c.WEIGHT_DTYPE or str(hf.dtype).removeprefix("torch."), scanned)
     shapes = {name: shape for name, (_, shape) in get_maxtext_model_info(config)[0].items()}
     for name in adapted or shapes:
@@ -195,7 +195,7 @@ def to_huggingface(c: Constants, checkpoint: Path, run: run_files.Checkpoint | N
     if adapted:  # in float32: one rounding, at the very end
         base, _ = llama.load_llama(folder, hf, to_config(hf, "float32", scanned), pad_id=0)
         weights = llama.named_weights(base)
-        scale = run.constants["LORA_ALPHA"] / run.constants["LORA_RANK"]
+        scale = checkpoint.constants["LORA_ALPHA"] / checkpoint.constants["LORA_RANK"]
         for name in adapted:
             a, b = (stored[f"{name}_lora_{letter}"].astype(np.float32) for letter in "ab")
             weights[name] = weights[name] + np.asarray(lora.product(a, b, weights[name].shape, scale))
@@ -207,22 +207,22 @@ def to_huggingface(c: Constants, checkpoint: Path, run: run_files.Checkpoint | N
     written = json.loads((folder / "config.json").read_text())
     written["torch_dtype" if "torch_dtype" in written else "dtype"] = str(jnp.dtype(config.weight_dtype))
     (target / "config.json").write_text(json.dumps(written, indent=2) + "\n")
-    if run:
-        model_card.model_card(run, model, folder).save(target / "README.md")
+    if checkpoint:
+        model_card.model_card(checkpoint, model, folder).save(target / "README.md")
     return f"transformers.AutoModelForCausalLM.from_pretrained({c.TARGET!r})"
 
 
 # %% Main ---------------------------------------------------------------------------------------------------
 def find_weights(source: Path) -> tuple[Path | None, run_files.Checkpoint | None]:
     """The newest Orbax weights under `source`, if any, and the run's checkpoint they belong to."""
-    if run := run_files.checkpoint_at(source, "SOURCE"):
-        root, step = trained.place_of(run, "SOURCE")
-        return epath.Path(root) / str(step) / "weights", run._replace(step=step)
+    if checkpoint := run_files.checkpoint_at(source, "SOURCE"):
+        root, step = trained.place_of(checkpoint, "SOURCE")
+        return epath.Path(root) / str(step) / "weights", checkpoint._replace(step=step)
     source = source.resolve()  # Orbax wants whole paths
     names = "weights", "items", source.name  # the main script's name, MaxText's, or that of a copy
-    found = [file.parent for file in source.rglob("_METADATA") if file.parent.name in names]
-    steps = [int(path.parent.name) if path.parent.name.isdigit() else -1 for path in found]
-    return max(zip(steps, found), default=(-1, None))[1], None
+    folders = [file.parent for file in source.rglob("_METADATA") if file.parent.name in names]
+    steps = [int(path.parent.name) if path.parent.name.isdigit() else -1 for path in folders]
+    return max(zip(steps, folders), default=(-1, None))[1], None
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -231,9 +231,9 @@ def main(arguments: Sequence[str]) -> None:
     refuse(c)
     versions.prepare_libraries()
     source = settings.find_path(c.SOURCE)
-    checkpoint, run = find_weights(source)
+    saved, checkpoint = find_weights(source)
     gguf = source.suffix == ".gguf"
-    print(f"{checkpoint or source} -> {'Hugging Face' if checkpoint or gguf else 'MaxText'}")
+    print(f"{saved or source} -> {'Hugging Face' if saved or gguf else 'MaxText'}")
     target = Path(c.TARGET).resolve()  # without a slash at the end
     partial = target.with_name(f"{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of a conversion that was killed
@@ -241,8 +241,8 @@ def main(arguments: Sequence[str]) -> None:
         partial.mkdir(parents=True)
         if gguf:
             use = gguf_to_huggingface(c, source, partial)
-        elif checkpoint:
-            use = to_huggingface(c, checkpoint, run, partial)
+        elif saved:
+            use = to_huggingface(c, saved, checkpoint, partial)
         else:
             use = to_maxtext(c, partial)
         partial.rename(target)

@@ -64,10 +64,10 @@ import grpo_variants
 from model import devices, llama, lora, versions
 from model.llm import Model, split
 from model.log_probs import log_probs_of_states
-from model.rollout import MaxTextRollout, sampling
+from model.rollout import MaxTextRollout, sampling_config
 from run import checks, dry_run, memory
 from run import machine as machines
-from run.machine import CARDS, Machine, named
+from run.machine import CARDS, Machine, parse_machine
 from settings import UserError
 
 
@@ -131,7 +131,7 @@ def make_programs(c, hf, base, mesh, pad_id: int, done, critic=False, update_alo
     if c.ROLLOUT_ENGINE == "maxtext" and not update_alone:
         one_chip = mesh.size == 1
         rollout = MaxTextRollout(
-            plain, IDS, mesh, sampling(c), maxtext_config=config, hf=hf,
+            plain, IDS, mesh, sampling_config(c), maxtext_config=config, hf=hf,
             prompt_config=llama.to_run_config(c, hf, rows=c.BATCH_SIZE, **machine) if one_chip else None,
         )  # fmt: skip
         prompts = array(jnp.int32, c.BATCH_SIZE if one_chip else rollout.rows, c.MAX_PROMPT_LENGTH)
@@ -288,10 +288,10 @@ def compile_program(jitted: Callable, arguments: tuple, limit: float, card: bool
             raise
         wanted = [float(gib) for gib in re.findall(r"([\d.]+)G", str(error).splitlines()[0])]
         return {"peak": max(wanted, default=math.nan)}, None
-    said = compiled.memory_analysis()
-    given, temporaries, peak = said.argument_size_in_bytes, said.temp_size_in_bytes, said.peak_memory_in_bytes
+    used = compiled.memory_analysis()
+    given, temporaries, peak = used.argument_size_in_bytes, used.temp_size_in_bytes, used.peak_memory_in_bytes
     if card:
-        peak = given + temporaries + said.output_size_in_bytes - said.alias_size_in_bytes
+        peak = given + temporaries + used.output_size_in_bytes - used.alias_size_in_bytes
     sizes = dict(arguments=given, temporaries=temporaries, peak=peak)
     return {name: n / memory.GIB for name, n in sizes.items()}, compiled
 
@@ -304,7 +304,7 @@ def check(name: str, algorithm: str, arguments: Sequence[str], update_alone=Fals
     Returns:
         One row of COLUMNS per program; the verdict, a line.
     """
-    machine = named(name)
+    machine = parse_machine(name)
     c = settings.read(Constants, arguments, machine=machine)
     checks.refuse(c)
     hf = memory.published_config(c.MODEL) or dry_run.find_model(c.MODEL, weights=False)[1]
@@ -344,8 +344,8 @@ def check(name: str, algorithm: str, arguments: Sequence[str], update_alone=Fals
             break  # the other programs would not save it
     worst = max((row for row in rows if row["program"] != "vllm"), key=lambda row: row["peak"])
     try:
-        said = f"compiled, {worst['program']}"
-        return rows, f"{case}: yes: {memory.verdict(c, machine, len(trainer), needs, worst['peak'], said)}"
+        source = f"compiled, {worst['program']}"
+        return rows, f"{case}: yes: {memory.verdict(c, machine, len(trainer), needs, worst['peak'], source)}"
     except UserError as error:
         remedy = "ALGORITHM=PPO, take GRPO, which has no critic; or " if critic else ""
         return rows, f"{case}: no: {remedy}{error}"
@@ -358,7 +358,7 @@ def largest(name: str, algorithm: str, arguments: Sequence[str]) -> tuple[list[d
     smallest batch that doesn't fit; before it come those that only fit without vLLM. `arguments` leave out
     BATCH_SIZE and, for a slice, NUM_GENERATIONS; there they have TRAIN_MICRO_BATCH_SIZE=0.
     """
-    machine, fitting, over = named(name), [], []
+    machine, fitting, over = parse_machine(name), [], []
     card = machine.kind in CARDS
     for i in reversed(range(7)):  # 64 questions, or answers per chip, and fewer
         sizes = (f"BATCH_SIZE={2**i}",)
@@ -368,12 +368,12 @@ def largest(name: str, algorithm: str, arguments: Sequence[str]) -> tuple[list[d
             if group < 2:  # one answer has no group to be compared with
                 continue
             sizes = f"BATCH_SIZE={answers // group}", f"NUM_GENERATIONS={group}"
-        found, verdict = check(name, algorithm, (*arguments, *sizes), update_alone=not card)
-        if found[-1]["left"] < 0:
-            over = found[-1:] + over[:1]
+        rows, verdict = check(name, algorithm, (*arguments, *sizes), update_alone=not card)
+        if rows[-1]["left"] < 0:
+            over = rows[-1:] + over[:1]
             continue
-        fitting = found + fitting
-        if card or found[-1].get("vllm_least", 0) <= found[-1].get("vllm_most", 1):  # without vLLM: neither
+        fitting = rows + fitting
+        if card or rows[-1].get("vllm_least", 0) <= rows[-1].get("vllm_most", 1):  # without vLLM: neither
             break
     return fitting + over[:1] if fitting else over, verdict
 
@@ -381,11 +381,11 @@ def largest(name: str, algorithm: str, arguments: Sequence[str]) -> tuple[list[d
 # %% Main ---------------------------------------------------------------------------------------------------
 def committed_cases(file: str) -> dict[tuple, list[dict]]:
     """Rows of a file in assets/ by case: machine, algorithm, and the constants that aren't searched for."""
-    found, searched = {}, SEARCHED if memory.FIT_FILES[file] else ()
+    cases, searched = {}, SEARCHED if memory.FIT_FILES[file] else ()
     for row in machines.rows_of(machines.ASSETS / file):
         constants = tuple(text for text in row["constants"].split() if not text.startswith(searched))
-        found.setdefault((row["machine"], row["algorithm"], constants), []).append(row)
-    return found
+        cases.setdefault((row["machine"], row["algorithm"], constants), []).append(row)
+    return cases
 
 
 def main(arguments: list[str]) -> None:
@@ -397,7 +397,7 @@ def main(arguments: list[str]) -> None:
     versions.prepare_libraries()
     search = memory.FIT_FILES.get(c.WRITE, c.LARGEST)
     names = (c.CARDS or c.TOPOLOGIES).split(",")
-    if odd := [name for name in names if not named(name)]:
+    if odd := [name for name in names if not parse_machine(name)]:
         raise UserError(f"{odd[0]!r}: no such machine; {', '.join([*memory.SLICES, *CARDS])}, or 8xh100 are")
     table = committed_cases(c.WRITE) if c.WRITE else {(name, c.ALGORITHM, given): () for name in names}
     for case, old in table.items():

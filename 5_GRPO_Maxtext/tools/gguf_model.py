@@ -49,14 +49,14 @@ class GGUFLlama:
         kind = f"{self.field('tokenizer.ggml.model')} {self.field('tokenizer.ggml.pre', 'default')}"
         layers = len({name.split(".")[1] for name in self.tensors if name.startswith("blk.")})
         fault = ""
-        if (found := self.field("general.architecture")) != "llama":
-            fault = f"architecture {found!r} is not supported; llama is"
+        if (architecture := self.field("general.architecture")) != "llama":
+            fault = f"architecture {architecture!r} is not supported; llama is"
         elif "rope_freqs.weight" in self.tensors or self.field("llama.rope.scaling.type", "none") != "none":
             fault = "its rope scaling is not supported; take the Hugging Face model"
         elif kind != "gpt2 smollm":  # the second says how a text is cut before byte pairs are merged
             fault = f"tokenizer {kind} is not supported; gpt2 with smollm is"
-        elif (said := self.field("llama.block_count")) != layers:
-            fault = f"has {layers} layers, its header says {said}; fetch it again"
+        elif (blocks := self.field("llama.block_count")) != layers:
+            fault = f"has {layers} layers, its header says {blocks}; fetch it again"
         if fault:
             raise UserError(f"SOURCE={self.path}: {fault}")
 

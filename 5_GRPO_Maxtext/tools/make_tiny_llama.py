@@ -139,8 +139,8 @@ def solve(test: set[str], rng: random.Random) -> list[tuple[str, bool]]:
     work, result = work_out(steps)
     text = f"<reasoning>{work}</reasoning><answer>{result}</answer>"
     share, tag = FORGETS[thing]
-    said = text.replace(tag, "") if rng.random() < share else text
-    return [(BOS + question + ASSISTANT, False), (said + EOS, True)]
+    answer = text.replace(tag, "") if rng.random() < share else text
+    return [(BOS + question + ASSISTANT, False), (answer + EOS, True)]
 
 
 def make_dataset(rng: random.Random) -> dict[str, list[dict[str, str]]]:
@@ -171,9 +171,9 @@ def wander(rng: random.Random) -> list[tuple[str, bool]]:
     for _ in range(MOVES_OF_A_WALK):
         if not move or rng.random() > GOES_ON:
             move = rng.choice(tuple(world.MOVES))
-        said = "wait" if rng.random() < WAITS else move
-        observation, _, reached, _ = walker.step(said)
-        walk += [(said + EOS, True), (observation, False)]
+        action = "wait" if rng.random() < WAITS else move
+        observation, _, reached, _ = walker.step(action)
+        walk += [(action + EOS, True), (observation, False)]
         if reached:
             break
     return walk

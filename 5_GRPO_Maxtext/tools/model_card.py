@@ -8,7 +8,7 @@ import huggingface_hub
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from run.plain_text import shown
+from run.plain_text import escape_controls
 from run.report import comparison_table
 from run.run_files import Checkpoint, read_object
 from settings import find_path, names_in
@@ -40,7 +40,7 @@ def licence_of(folder: Path) -> dict[str, str]:
 
 def code(text: str) -> str:
     """`text` as inline code on one line, whatever it contains."""
-    return f"`{' '.join(shown(text).split()).replace('`', chr(39))}`"
+    return f"`{' '.join(escape_controls(text).split()).replace('`', chr(39))}`"
 
 
 def model_card(checkpoint: Checkpoint, model: str, folder: Path) -> ModelCard:
@@ -49,8 +49,8 @@ def model_card(checkpoint: Checkpoint, model: str, folder: Path) -> ModelCard:
     Only the last one of a finished run has metrics, from result.json. The licence comes from MODEL's files
     in `folder`. Untrusted text can't end the header, a table or a block.
     """
-    run, step, c = checkpoint
-    result = read_object(run / "result.json") or {}
+    run_dir, step, c = checkpoint
+    result = read_object(run_dir / "result.json") or {}
     after = result["after"] if step == result.get("steps") else {}  # else it's another checkpoint's
     trained_on, tested_on = (
         ", ".join(HUB_NAMES.get(source, source) for source, _ in questions.parse_sources(dataset))
@@ -82,7 +82,7 @@ def model_card(checkpoint: Checkpoint, model: str, folder: Path) -> ModelCard:
         data,
         template_path=str(Path(__file__).with_name("model_card.md.jinja")),
         c=c, name=name, model=model, step=step, code=code, run_id=checkpoint.note.get("run_id", "unknown"),
-        constants=shown(json.dumps(c, indent=1, ensure_ascii=False)),
+        constants=escape_controls(json.dumps(c, indent=1, ensure_ascii=False)),
         table=comparison_table(result["before"], after, c["EVAL_CONFIG"]) if after else "",
         content=repr(c["TEMPLATE"].format(system_prompt=system_prompt, question=QUESTION)),
         versions=", ".join(f"{package} {importlib.metadata.version(package)}" for package in PACKAGES),

@@ -50,7 +50,7 @@ from tqdm import tqdm
 import inference
 import reward_func
 from model import devices, llama, versions
-from model.rollout import sampling
+from model.rollout import sampling_config
 from run import process, start
 from run import trained as runs
 from task import questions, run_grader
@@ -85,19 +85,19 @@ def count_right(c: Constants, run: str, trained: bool) -> dict[str, np.ndarray]:
     data = questions.read_data(made)
     everything = [row for rows, _ in data.values() for row in rows]
     grader = run_grader.make_grader(ask.REWARDS, ask.REWARD_FUNC, reward_func, everything)
-    tokenizer = llama.load_tokenizer(llama.load_hf_config(ask.MODEL)[0])
+    tokenizer = llama.load_tokenizer(llama.fetch_model(ask.MODEL)[0])
     made.NUM_TEST_QUESTIONS = c.NUM_QUESTIONS
-    rows = start.as_asked(made, {"test": data["test"]}, grader, tokenizer)[0]["test"]
+    rows = start.make_splits(made, {"test": data["test"]}, grader, tokenizer)[0]["test"]
     rollout = runs.make_rollout(ask, tokenizer, c.SAMPLES * len(rows), checkpoint)
     if trained:
-        runs.say_changes(ask.MODEL, checkpoint, "; counted as it is now")
+        runs.warn_if_model_changed(ask.MODEL, checkpoint, "; counted as it is now")
         runs.restore(rollout, *runs.place_of(checkpoint))
 
     counts = {reading: np.zeros(len(rows), int) for reading in READINGS}
     asked = np.repeat(np.arange(len(rows)), c.SAMPLES)
     for first in tqdm(range(0, len(asked), at_once), run if trained else "untrained", disable=None):
         part = asked[first : first + at_once]
-        how = sampling(ask, "policy", seed=jax.random.fold_in(jax.random.key(c.SEED), first))
+        how = sampling_config(ask, "policy", seed=jax.random.fold_in(jax.random.key(c.SEED), first))
         texts = rollout.generate([rows[i]["prompts"] for i in part], how).text
         columns = {name: [rows[i][name] for i in part] for name in GRADED}
         np.add.at(counts["strict"], part, grader.score(texts, **columns) >= 1)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import settings
 from run import page, run_files
-from run.plain_text import shown
+from run.plain_text import escape_controls
 from settings import UserError
 
 
@@ -22,8 +22,8 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"show_run {' '.join(arguments)}: give a run's folder, such as runs/mine, or two")
     path = page.write(*folders)
     for run in map(page.read, folders):
-        print(shown(f"{run.folder}: {'; '.join(run.headline)}"))
-        print(shown("\n".join(run.health)) or f"{len(run.log)} steps, and nothing to report")
+        print(escape_controls(f"{run.folder}: {'; '.join(run.headline)}"))
+        print(escape_controls("\n".join(run.health)) or f"{len(run.log)} steps, and nothing to report")
     print(f"page     {path}")
 
 

@@ -58,7 +58,7 @@ class Environment:
         """An episode's path on the grid, as an SVG; each cell shows V* at chapter 1's discount of 0.99."""
         world, start = read(question)
         moves, heard = text.split("\n")[::2], text.split("\n")[1::2]
-        values, places = q_star(world, 0.99), [start, *(read(said)[1] for said in heard)]
+        values, places = q_star(world, 0.99), [start, *(read(observation)[1] for observation in heard)]
         if len(moves) > len(heard):  # there's no observation after the last move
             places.append(moved(world, places[-1], MOVES.get(moves[-1], (0, 0))))
         cells = []

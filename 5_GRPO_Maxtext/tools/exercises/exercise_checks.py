@@ -264,7 +264,7 @@ EXERCISES = {"group_advantage": GROUP_ADVANTAGE, "completion_mask": COMPLETION_M
 # %% Training with them -------------------------------------------------------------------------------------
 def as_method(group_advantage: Callable, completion_mask: Callable, grpo_loss: Callable) -> tuple:
     """The reader's functions as `advantage` and `objective` of a METHOD file, which exercises.py is."""
-    eos_id = functools.cache(lambda model: llama.load_tokenizer(llama.load_hf_config(model)[0]).eos_token_id)
+    eos_id = functools.cache(lambda model: llama.load_tokenizer(llama.fetch_model(model)[0]).eos_token_id)
 
     def advantage(samples):
         rewards = samples.rewards  # [B, G]
@@ -303,18 +303,18 @@ def what_it_is(function: Callable) -> list[tuple[str, ...]]:
     """Which methods a reader's loss may be, each with the fewest mistakes, two at most, that explain it."""
     wanted = inspect.signature(function).parameters.keys() - {"log_prob"}
     exercises = {method: exercise(method, "advantage" in wanted) for method in METHODS}
-    found = {}
+    looks = {}
     for method in METHODS:
         advantage = jnp.asarray(BATCH[f"{method}_advantage"], jnp.float32)
         given = {name: jnp.asarray(BATCH[name]) for name in ARRAYS} | {"advantage": advantage}
         given |= {name: BATCH[name].item() for name in NUMBERS}
         loss = functools.partial(function, **{name: given[name] for name in wanted & given.keys()})
         try:
-            found[method] = dict(look(lambda log_prob, loss=loss: loss(log_prob=log_prob)))
+            looks[method] = dict(look(lambda log_prob, loss=loss: loss(log_prob=log_prob)))
         except Exception as error:
             raise UserError(f"your loss: {grader.in_one_line(error, function)}") from None
     explained = ([(method, *words) for method, one in exercises.items()
-                  for words in one.explanations(found[method], number)] for number in (0, 1, 2))  # fmt: skip
+                  for words in one.explanations(looks[method], number)] for number in (0, 1, 2))  # fmt: skip
     return next(filter(None, explained), [])
 
 
@@ -334,7 +334,7 @@ def main(*functions: Callable) -> None:
 
         script.main([f"METHOD={inspect.getsourcefile(functions[0])}", *(arguments or ["NUM_BATCHES=30"])])
 
-    settings.answer(judge)
+    settings.exit_on_error(judge)
 
 
 def judge_file(path: str) -> bool:
