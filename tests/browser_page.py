@@ -238,9 +238,8 @@ def test_everything_can_be_reached_and_turned_with_the_keyboard(run, show):
     controls = {"theme", "step_back", "step", "step_on", "tab", "time_filter", "time_question",
                 "both_filter", "both_form", "both_search"}  # fmt: skip
     assert controls <= set(seen)
-    assert seen.count("option") == len(
-        find(driver, "article")
-    )  # one stop for each answer, not for each token
+    # one stop for each answer, not for each token
+    assert seen.count("option") == len(find(driver, "article"))
     one(driver, '#groups button[aria-selected="true"]').send_keys(Keys.ARROW_RIGHT)
     assert one(driver, '#groups button[aria-selected="true"]').text == "2"
     first, second, *_ = [card.get_attribute("data-answer") for card in find(driver, "article")]
@@ -417,13 +416,11 @@ def test_one_question_through_time(run, show):
     right = np.array([e["greedy_correct"] for e in evaluations])  # [evaluations, questions]
     for i in range(8):
         choose(driver, "time_question", str(i))
-        expected = [f"{e['step']}" for e in evaluations]
+        expected = [[f"{e['step']}" for e in evaluations]]
         for kind in ("greedy_", ""):
             verdicts = [("wrong", "right")[e[f"{kind}correct"][i]] for e in evaluations]
-            expected += [f"{v}\n{e[f'{kind}completions'][i]}" for v, e in zip(verdicts, evaluations)]
-        assert [
-            text for k in (1, 2, 3) for text in texts(driver, f"#time_table td:nth-child({k})")
-        ] == expected
+            expected += [[f"{v}\n{e[f'{kind}completions'][i]}" for v, e in zip(verdicts, evaluations)]]
+        assert [texts(driver, f"#time_table td:nth-child({k})") for k in (1, 2, 3)] == expected
         since = next((e["step"] for k, e in enumerate(evaluations) if right[k:, i].all()), None)
         said = {None: "is still wrong", 0: "right from the start"}.get(since, f"right from step {since} on")
         assert said in one(driver, "#time_table p").text

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import operator
 import os
 import re
 import sys
@@ -145,9 +146,7 @@ def flat_gradient(gradient, c, folder):
     _, hf = llama.fetch_model(c.MODEL)
 
     def read(name):
-        return np.asarray(
-            functools.reduce(lambda tree, key: tree[key], name.split("-")[1:], gradient["base"])
-        )
+        return np.asarray(functools.reduce(operator.getitem, name.split("-")[1:], gradient["base"]))
 
     save_file(dict(llama.hf_weights(hf, llama.to_run_config(c, hf), read)), folder / "gradient")
     return build.flat_weights(folder / "gradient")
@@ -621,10 +620,8 @@ def test_missions_set_up_what_they_say(show, room):
 @pytest.mark.parametrize("figure", ["crawl", "clip", "passes", "group", "gae"])
 def test_a_figure_stands_alone_in_a_page(show, figure, tmp_path):
     driver, outer = show("clip"), tmp_path / "page.html"
-    outer.write_text(
-        f"<iframe src='{PAGE.as_uri()}#figure={figure}' width=300></iframe>"
-        "<script>addEventListener('message', ({data}) => { document.title = data.playground })</script>"
-    )
+    script = "<script>addEventListener('message', ({data}) => { document.title = data.playground })</script>"
+    outer.write_text(f"<iframe src='{PAGE.as_uri()}#figure={figure}' width=300></iframe>{script}")
     driver.get(outer.as_uri())
     WebDriverWait(driver, 20).until(lambda d: d.title.isdigit() and int(d.title) > 150)
     driver.switch_to.frame(0)

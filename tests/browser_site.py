@@ -30,7 +30,7 @@ LOOK = """
 const all = (selector) => [...document.querySelectorAll(selector)];
 return {
   links: all("a[href]").map((a) => a.href), ids: all("[id]").map((e) => e.id), text: document.body.innerText,
-  missing: all("img").filter((i) => !(i.complete && i.naturalWidth)).map((i) => i.src),
+  faults: all("img").filter((i) => !(i.complete && i.naturalWidth)).map((i) => i.src),
   math: all("math[display=block]").length, lang: document.documentElement.lang,
   fetched: performance.getEntriesByType("resource").map((entry) => entry.name),
 }"""
@@ -59,12 +59,11 @@ def seen(driver):
             continue
         driver.get(path.as_uri())
         found[path] = driver.execute_script(LOOK)
-        found[path]["wide"] = []
         for width in WIDTHS:
             look_like(driver, width, 844, phone=width < 500)
-            found[path]["wide"] += [width] if driver.execute_script(WIDE) else []
+            found[path]["faults"] += [width] if driver.execute_script(WIDE) else []
         driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
-        found[path]["wide"] += ["print"] if driver.execute_script(WIDE) else []
+        found[path]["faults"] += ["print"] if driver.execute_script(WIDE) else []
         driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
         waiting += [target_of(link)[0] for link in found[path]["links"] if link.startswith("file:")]
     assert not driver.get_log("browser")
@@ -97,11 +96,9 @@ def test_every_page_of_the_course_is_shown_whole_and_in_its_language(seen):
         prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
         assert look["math"] == len(re.findall(r"^\$\$.*?\$\$$", prose, re.M | re.S)), page
         assert "$$" not in look["text"], page
-    mine = [(page, look) for page, look in seen.items() if page not in (PLAYGROUND, REPORT)]
+    mine = {page: look["faults"] for page, look in seen.items() if page not in (PLAYGROUND, REPORT)}
     assert len(mine) == len(seen) - 2
-    assert not [
-        (page, look["missing"], look["wide"]) for page, look in mine if look["missing"] or look["wide"]
-    ]
+    assert not {page: faults for page, faults in mine.items() if faults}
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -112,9 +109,7 @@ def test_axe_finds_nothing(driver, page, scheme):
         driver.get("about:blank")
         driver.get(f"{SITE.as_uri()}/{page}" if page in SAMPLE else f"file://{page}")
         if str(page).endswith("=3"):
-            WebDriverWait(driver, 60).until(
-                lambda _: any(x.is_displayed() for x in find(driver, "#eight_told"))
-            )
+            WebDriverWait(driver, 60).until(lambda d: any(x.is_displayed() for x in find(d, "#eight_told")))
         driver.execute_script(OPENED)
         time.sleep(0.6)  # Material fades colours, and lets keys reach what scrolls
         axe = Axe(driver)

@@ -48,27 +48,21 @@ def batch() -> dict[str, np.ndarray]:
     return arrays | {"mask": mask, "rewards": np.array(REWARDS, np.float32)}
 
 
-def advantage(i: int, kind: str) -> float:
+def advantage(method: str, i: int) -> float:
     """Of answer i, within its group."""
     group = [REWARDS[j] for j in range(N) if j // G == i // G]
     mean = sum(group) / G
-    if kind == "leave_one_out":
+    if method == "rloo":  # leaves one out
         return REWARDS[i] - (sum(group) - REWARDS[i]) / (G - 1)
-    if kind == "centered":
+    if method == "dr_grpo":
         return REWARDS[i] - mean
     variance = sum((reward - mean) ** 2 for reward in group) / (G - 1)
     return (REWARDS[i] - mean) / (variance**0.5 + 1e-6)
 
 
-ADVANTAGES = {
-    "grpo": "group_std", "dr_grpo": "centered", "dapo": "group_std",
-    "gspo": "group_std", "cispo": "group_std", "rloo": "leave_one_out",
-}  # fmt: skip
-
-
 def answer_sum(method: str, i: int, new, fixed, old, ref) -> float:
     """Sum over the tokens of answer i of what the method's objective adds up."""
-    A, total, length = advantage(i, ADVANTAGES[method]), 0.0, LENGTHS[i]
+    A, total, length = advantage(method, i), 0.0, LENGTHS[i]
     high = 1 + (EPSILON_HIGH if method in ("dapo", "cispo") else EPSILON)
     answer_log_ratio = sum(fixed[i, t] - old[i, t] for t in range(length)) / length
     for t in range(length):
@@ -114,8 +108,8 @@ def main() -> None:
     """Writes the file."""
     arrays = batch()
     new, old, ref = (arrays[name].astype(float) for name in ("log_prob", "old_log_prob", "ref_log_prob"))
-    for method, kind in ADVANTAGES.items():
-        arrays[f"{method}_advantage"] = np.array([advantage(i, kind) for i in range(N)])
+    for method in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"):
+        arrays[f"{method}_advantage"] = np.array([advantage(method, i) for i in range(N)])
         arrays[f"{method}_loss"] = np.array(loss(method, new, new, old, ref))
         arrays[f"{method}_gradient"] = gradient(method, new, old, ref)
     constants = dict(num_generations=G, max_tokens=T, epsilon=EPSILON, epsilon_high=EPSILON_HIGH, beta=BETA)

@@ -20,15 +20,15 @@ LLAMA31_ROPE = {
     "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
 }  # fmt: skip
 TIED, SCALED = dict(tie_word_embeddings=True), dict(head_dim=32, rope_parameters=LLAMA31_ROPE)
+QWEN3 = dict(rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0})
 CONFIGS = {  # heads and key/value heads, and what else differs from the sizes in `main`
     "grouped_kv_heads": (4, 2, {}),
     "tied_embeddings": (2, 2, TIED | dict(head_dim=24)),
     "llama31_rope": (2, 1, SCALED),
     "llama32_rope": (2, 1, TIED | SCALED | dict(rope_parameters=LLAMA31_ROPE | {"factor": 32.0})),  # 1B, 3B
-    "qwen3": (4, 2, dict(head_dim=24)),  # 8B and larger
-    "qwen3_tied": (2, 1, TIED | dict(head_dim=32)),  # 0.6B, 1.7B, 4B
+    "qwen3": (4, 2, QWEN3 | dict(head_dim=24)),  # 8B and larger
+    "qwen3_tied": (2, 1, QWEN3 | TIED | dict(head_dim=32)),  # 0.6B, 1.7B, 4B
 }
-QWEN3_ROPE = {"rope_type": "default", "rope_theta": 1_000_000.0}
 
 
 def write_logits(model: torch.nn.Module, name: str, path: Path) -> None:
@@ -51,10 +51,7 @@ def main() -> None:
     for name, (heads, kv_heads, sizes) in CONFIGS.items():
         torch.manual_seed(0)
         sizes |= dict(num_attention_heads=heads, num_key_value_heads=kv_heads)
-        make_config = LlamaConfig
-        if "qwen3" in name:
-            make_config, sizes = Qwen3Config, sizes | {"rope_parameters": QWEN3_ROPE}
-        config = make_config(
+        config = (Qwen3Config if "qwen3" in name else LlamaConfig)(
             vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
             max_position_embeddings=131_072, rms_norm_eps=1e-5, initializer_range=0.3, **sizes,
         )  # fmt: skip

@@ -46,10 +46,8 @@ def cluster(tmp_path_factory):
     for name in ("state", "spool"):
         (folder / name).mkdir()
     config = folder / "slurm.conf"
-    ports = free_port(), free_port()
-    config.write_text(
-        CONFIG.format(ports=ports, user=getpass.getuser(), folder=folder, host=socket.gethostname())
-    )
+    given = dict(ports=(free_port(), free_port()), user=getpass.getuser(), folder=folder)
+    config.write_text(CONFIG.format(**given, host=socket.gethostname()))
     subprocess.run(["mungekey", "--create", f"--keyfile={folder}/munge.key"], check=True)
     files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "seed-file": "seed", "log-file": "log"}
     munged = [f"--{option}={folder}/munge.{name}" for option, name in files.items()]
@@ -78,54 +76,42 @@ def cluster(tmp_path_factory):
         wait_for(is_idle, "a job does not end")
 
 
-class Job:
-    """A job of slurm.sh, submitted in a folder that looks like the repository's."""
+def test_a_killed_task_sends_the_job_back_into_the_queue_and_both_train_as_one(cluster, finished, tmp_path):
+    """It goes on after the step SAVED, and its curves are those of one process, on both hosts."""
 
-    def __init__(self, variables, folder):
-        self.variables, self.folder = variables, folder
-        (folder / ".venv").symlink_to(sys.prefix)
-        (folder / settings.HERE.name).symlink_to(settings.HERE)
-        script = f"{settings.HERE.name}/launch/slurm.sh"
-        options = ("--parsable", "--nodes=1", "--ntasks-per-node=2")  # both tasks on this machine
-        self.number = self.ask("sbatch", *options, script, *ARGUMENTS)
-        self.run = self.folder / "runs" / f"slurm_{self.number}"
-
-    def ask(self, *command):
-        done = subprocess.run(command, env=self.variables, cwd=self.folder, capture_output=True, text=True)
+    def ask(*command):
+        done = subprocess.run(command, env=cluster, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
-    def output(self):
-        return (self.folder / f"slurm-{self.number}.out").read_text()
-
-    def ended(self):
+    def ended():
         """Once it has: state, exit code, restarts."""
-        shown = self.ask("scontrol", "show", "job", self.number, "--oneliner")
-        state = dict(re.findall(r"(\w+)=(\S*)", shown))
+        state = dict(re.findall(r"(\w+)=(\S*)", ask("scontrol", "show", "job", job, "--oneliner")))
         over = state["JobState"] in ("COMPLETED", "FAILED")
         return (state["JobState"], state["ExitCode"], state["Restarts"]) if over else None
 
-    def seconds(self):
+    def seconds():
         """The time that each step in the first host's log took; it tells a step that was computed again."""
-        return {int(row["step"]): row["seconds"] for row in read_log(self.run / "train_log.csv")}
+        return {int(row["step"]): row["seconds"] for row in read_log(run / "train_log.csv")}
 
-
-def test_a_killed_task_sends_the_job_back_into_the_queue_and_both_train_as_one(cluster, finished, tmp_path):
-    """It goes on after the step SAVED, and its curves are those of one process, on both hosts."""
-    job = Job(cluster, tmp_path)
-    wait_for(lambda: SAVED in saved_steps(job.run), "no checkpoint")
-    before = job.seconds()
+    (tmp_path / ".venv").symlink_to(sys.prefix)  # as in the repository
+    (tmp_path / settings.HERE.name).symlink_to(settings.HERE)
+    options = ("--parsable", "--nodes=1", "--ntasks-per-node=2")  # both tasks on this machine
+    job = ask("sbatch", *options, f"{settings.HERE.name}/launch/slurm.sh", *ARGUMENTS)
+    run, out = tmp_path / "runs" / f"slurm_{job}", tmp_path / f"slurm-{job}.out"
+    wait_for(lambda: SAVED in saved_steps(run), "no checkpoint")
+    before = seconds()
     assert SAVED in before and STEPS not in before  # the row of a step is there before its checkpoint
     # PID JOBID STEPID LOCALID GLOBALID; the batch script is in the list, too
-    processes = [line.split() for line in job.ask("scontrol", "listpids", job.number).splitlines()[1:]]
+    processes = [line.split() for line in ask("scontrol", "listpids", job).splitlines()[1:]]
     [second] = [int(pid) for pid, _, step, _, task in processes if (step, task) == ("0", "1")]
     os.kill(second, 9)
-    assert wait_for(job.ended, "the job does not end") == ("COMPLETED", "0:0", "1"), job.output()
-    assert f"run      {STEPS} steps on 2 cpu device(s)" in job.output()
-    assert job.output().count(f"going on after step {SAVED} of {STEPS}") == 1
-    again = job.seconds()
+    assert wait_for(ended, "the job does not end") == ("COMPLETED", "0:0", "1"), out.read_text()
+    assert f"run      {STEPS} steps on 2 cpu device(s)" in out.read_text()
+    assert out.read_text().count(f"going on after step {SAVED} of {STEPS}") == 1
+    again = seconds()
     assert all((before[step] == again[step]) == (step <= SAVED) for step in before)
-    for folder in (job.run, job.run / "host_1"):
+    for folder in (run, run / "host_1"):
         rows = read_log(folder / "train_log.csv")
         assert sum(name.startswith("memory_device") for name in rows[0]) == 1  # one device of two
         assert_same_curves(rows, read_log(finished / "run" / "train_log.csv"))

@@ -66,11 +66,6 @@ def log_probs_by_hand(table=TABLE, prompts=PROMPTS, answers=ANSWERS, temperature
     return np.take_along_axis(logits, answers[..., None], -1)[..., 0] - np.log(np.exp(logits).sum(-1))
 
 
-def weights_of(c, mask) -> np.ndarray:
-    """What the run's aggregation makes of a mask [N, T], a group of two at a time."""
-    return variants.choose(c, demo.TABLES).weights(mask.reshape(-1, 2, mask.shape[-1])).reshape(mask.shape)
-
-
 def as_batch(fields) -> demo.Batch:
     """Arrays [N, ...] as a `Batch`: jax makes their numbers float32 and int32."""
     return demo.Batch(**{name: jnp.asarray(x) for name, x in fields.items() if x is not None})
@@ -83,10 +78,8 @@ def one_device() -> jax.sharding.Mesh:
 def model_of(c, module, temperature=None) -> tuple[dict, Model]:
     """A module's params and the `Model` without them."""
     graphdef, params, frozen = split(module, nnx.Param)
-    temperature = temperature or c.TEMPERATURE
-    return params, Model(
-        graphdef, frozen, temperature, PAD, c.LOGITS_CLIP, c.NUM_GENERATIONS, one_device(), ()
-    )
+    how = temperature or c.TEMPERATURE, PAD, c.LOGITS_CLIP, c.NUM_GENERATIONS
+    return params, Model(graphdef, frozen, *how, one_device(), ())
 
 
 def loss_of(*constants, table=TABLE, temperature=None, **changes):
@@ -103,10 +96,14 @@ def loss_of(*constants, table=TABLE, temperature=None, **changes):
 
 
 def value_and_gradient(c, params, model, fields):
-    """The loss on the page with its metrics, and its gradient; `fields` of a `Batch` but for the weights."""
-    batch = as_batch(fields | {"weight": weights_of(c, np.asarray(fields["mask"]))})
+    """The loss on the page with its metrics, and its gradient; `fields` of a `Batch` but for the weights.
+
+    These are what the run's aggregation makes of the mask [N, T], a group of two at a time.
+    """
+    use, mask = variants.choose(c, demo.TABLES), np.asarray(fields["mask"])
+    weight = use.weights(mask.reshape(-1, 2, mask.shape[-1])).reshape(mask.shape)
     one_pass = jax.value_and_grad(demo.loss, has_aux=True)
-    (value, metrics), gradient = one_pass(params, model, batch, variants.choose(c, demo.TABLES))
+    (value, metrics), gradient = one_pass(params, model, as_batch(fields | {"weight": weight}), use)
     return value, for_the_log(metrics), gradient
 
 
@@ -118,9 +115,6 @@ def for_the_log(metrics):
 def mean(figure):
     """Of sum and number."""
     return figure[0] / figure[1]
-
-
-# --- a run of the page's loop with it
 
 
 class Tokenizer:
@@ -194,22 +188,21 @@ def questions(count):
     return [dict.fromkeys(names, "0") | dict(prompts=str(i), weight="1") for i in range(count)]
 
 
-def graded(points) -> run_grader.Grader:
-    """A grader whose only reward function is `points`, of the answers' tokens."""
+def train(c, answers, points, folder: Path, takes=0.0):
+    """The loop on the page, with these answers: the language model after it, and the rows of its log.
+
+    The only reward function is `points`, of an answer's tokens.
+    """
 
     def reward(prompts, completions, completion_ids, **columns):
         return [float(points(list(ids))) for ids in completion_ids]
 
     grader = run_grader.make_grader("check_numbers", "", reward_func, [])
-    return dataclasses.replace(grader, functions=[reward])
-
-
-def train(c, answers, points, folder: Path, takes=0.0):
-    """The loop on the page, with these answers: the language model after it, and the rows of its log."""
+    grader = dataclasses.replace(grader, functions=[reward])
     mesh, actor, frozen = two_tables()
     rollout = Scripted(actor, Tokenizer(), mesh, None, answers=answers, takes=takes)
     llm = Llm(c, actor, frozen if c.BETA else None, rollout, sampling_config(c), mesh, ())
-    return llm, train_llm(c, llm, graded(points), questions(10 * c.BATCH_SIZE), folder)
+    return llm, train_llm(c, llm, grader, questions(10 * c.BATCH_SIZE), folder)
 
 
 def train_llm(c, llm, grader, rows, folder: Path):

@@ -18,13 +18,13 @@ from run import answers, checkpoints, start
 from run.run_files import read_log
 from settings import HERE
 from task.grading import format_ok, grade, last_number
+from task.run_grader import COURSE_REWARDS
 
 G, STEPS = 4, 4
 KEPT = [1, 3, 4]  # the first, every third, the last
 ARGUMENTS = [*SHORT, f"NUM_BATCHES={STEPS}", "LOG_ANSWERS_EVERY=3", "SAVE_INTERVAL_STEPS=1", "MAX_TO_KEEP=20",
              "WARMUP_FRACTION=0.0", "TEMPERATURE_END=0.6", "EVAL_EVERY=0", "NUM_ITERATIONS=2",
              "ZERO_VARIANCE_GROUPS=refill", "MASK_OVERLONG=True", "TOTAL_GENERATION_STEPS=13"]  # fmt: skip
-REWARDS = ("match_format_exactly", "match_format_approximately", "check_answer", "check_numbers")
 
 
 @pytest.fixture(scope="module")
@@ -53,15 +53,13 @@ def test_points_rewards_and_advantages_follow_from_the_texts(rows):
     spread = 0
     for row in rows:
         texts = [answer["text"] for answer in row["completions"]]
-        points = {
-            name: getattr(reward_func, name)(prompts=None, completions=texts, answer=[row["answer"]] * G)
-            for name in REWARDS
-        }
-        rewards = np.array([sum(points[name][i] for name in REWARDS) for i in range(G)])
+        given = dict(prompts=None, completions=texts, answer=[row["answer"]] * G)
+        points = {name: getattr(reward_func, name)(**given) for name in COURSE_REWARDS}
+        rewards = np.sum([*points.values()], axis=0)
         expected = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
         spread += rewards.std() > 0
         for i, answer in enumerate(row["completions"]):
-            assert answer["points"] == {name: points[name][i] for name in REWARDS}
+            assert answer["points"] == {name: of_all[i] for name, of_all in points.items()}
             assert answer["reward"] == rewards[i]
             assert answer["advantage"] == pytest.approx(expected[i], abs=1e-5)  # five decimals are kept
             assert answer["correct"] == grade(texts[i], row["answer"])
@@ -106,9 +104,7 @@ def test_log_probs_are_those_of_the_checkpoints_before_and_after_the_step(run, r
             with checkpoints.open_manager(str(folder / "checkpoints")) as manager:
                 nnx.update(llm.actor, checkpoints.restore(manager, step, llm.params)[0])
         model, segments = llm.actor if step else llm.reference, (tokens != 0).astype(np.int32)
-        logits, _ = forward(
-            model, tokens, positions=positions, cache=None, attention_mask=None, decoder_segment_ids=segments
-        )
+        logits, _ = forward(model, tokens, positions, None, None, decoder_segment_ids=segments)
         log_prob = jax.nn.log_softmax(np.asarray(logits, np.float32) / mine[0]["temperature"])
         for of_line, (prompt, answer) in zip(log_prob, asked, strict=True):
             places = len(prompt) - 1 + np.arange(len(answer["tokens"]))

@@ -19,8 +19,6 @@ import settings
 
 CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 MAIN, OTHERS = CASES["main"], CASES["others"]
-DRY = [*MAIN["grpo_llama3_1_8b_demo"], *MAIN["only_a_dry_run"]]
-RUN = [*MAIN["grpo_llama3_1_8b_demo"], *MAIN["only_when_it_runs"]]
 
 
 @pytest.fixture(autouse=True)
@@ -50,20 +48,20 @@ def refused(monkeypatch, capsys):
     return run
 
 
-@pytest.mark.parametrize(("arguments", "words"), DRY)
+@pytest.mark.parametrize(("arguments", "words"), MAIN["both"] + MAIN["only_a_dry_run"])
 def test_a_dry_run_refuses_what_is_wrong_and_leaves_nothing(arguments, words, refused, a_small_place):
     refused(demo, ["DRY_RUN=True", *shlex.split(arguments)], words)
     assert set(os.listdir()) == a_small_place
 
 
-@pytest.mark.parametrize(("arguments", "words"), RUN)
+@pytest.mark.parametrize(("arguments", "words"), MAIN["both"] + MAIN["only_when_it_runs"])
 def test_the_main_script_refuses_what_is_wrong(arguments, words, refused, a_small_place):
     line = refused(demo, shlex.split(arguments), words)
     assert any(argument.split("=")[0] in line for argument in shlex.split(arguments)), line
     assert set(os.listdir()) <= a_small_place | {"runs"}
 
 
-@pytest.mark.parametrize(("name", "row"), [(name, row) for name, rows in OTHERS.items() for row in rows])
+@pytest.mark.parametrize(("name", "row"), [(name, row) for name in OTHERS for row in OTHERS[name]])
 def test_another_script_refuses_what_is_wrong(name, row, refused, a_small_place):
     folder = "" if (settings.HERE / f"{name}.py").exists() else "tools."
     refused(importlib.import_module(folder + name), shlex.split(row[0]), *row[1:])

@@ -25,6 +25,7 @@ from tools import convert_checkpoint, pass_at_k
 
 STEPPED = [path for path in ROOT.glob("[1-5]_*/*.py") if "\n# %% Constants" in path.read_text()]
 SCRIPTS = [load(path.parent.name, path.stem) for path in STEPPED if path.parent != settings.HERE]
+OTHERS = [inference, convert_checkpoint, mesh_and_axis_rules, pass_at_k]  # scripts of folder 5
 COLUMNS = [settings.defaults(demo.Constants, column) for column in ("laptop", "tpu")]
 
 
@@ -42,7 +43,6 @@ def test_the_maps_times_are_those_of_the_first_runs_and_their_sum_is_below_20_mi
     assert f" {total} s" in " ".join(door.read_text().split()) and total < 20 * 60
 
 
-SVGS = sorted(ROOT.glob("[1-5]_*/assets/*.svg"))
 NAMES = re.compile(
     r"[A-Z_]+=.*|&lt;.*|\w+(/\w+)*\.py|(mesh|data|model|top-k) \d.*|actor|agent|critic|Q\(.*|"
     r"(\d )?[A-Z][\w-]*(:|,? (DQN|MaxText|Orbax|0/1 reward|PPO))*|group_std, .*|Tom has .*"
@@ -63,7 +63,7 @@ def test_every_colour_can_be_seen_on_a_light_page_and_on_a_dark_one():
 
 
 def test_the_labels_of_chinese_pictures_are_chinese_but_for_names():
-    for path in SVGS:
+    for path in ROOT.glob("[1-5]_*/assets/*.svg"):
         labels = re.findall(r"<text[^>]*>([^<]*)<", path.read_text())
         chinese = {label for label in labels if re.search("[\u4e00-\u9fff]", label)}
         english = {x for x in labels if re.search("[a-z]{3}", x) and not NAMES.fullmatch(x)} - chinese
@@ -141,9 +141,7 @@ def test_every_command_names_a_script_and_constants_that_exist(page):
 
 
 @pytest.mark.parametrize("language", pages.LANGUAGES)
-@pytest.mark.parametrize(
-    "script", [inference, convert_checkpoint, mesh_and_axis_rules, pass_at_k], ids=lambda s: s.__name__
-)
+@pytest.mark.parametrize("script", OTHERS, ids=lambda s: s.__name__)
 def test_folder_5s_other_scripts_have_the_constants_of_their_tables(script, language):
     own = settings.defaults(script.Constants, "laptop")
     if script is inference:  # those that it takes over from a run are named in a sentence
@@ -159,10 +157,8 @@ def test_folder_5s_other_scripts_have_the_constants_of_their_tables(script, lang
 def test_a_pages_table_has_all_constants_of_its_script_with_defaults_and_remarks(script):
     """`make pages` reads the source of a dataclass; here Python has read it."""
     path = Path(script.__file__)
-    kinds, chinese = (
-        re.findall(rf"<!-- table constants:{path.name}:(\S+) -->", pages.text(path.parent, language))
-        for language in pages.LANGUAGES
-    )
+    mark = rf"<!-- table constants:{path.name}:(\S+) -->"
+    kinds, chinese = (re.findall(mark, pages.text(path.parent, language)) for language in pages.LANGUAGES)
     rows = [row for kind in kinds for row in tables.constants(path.read_text(), kind.split("+"), "", 0)[1:]]
     own = [asdict(script.Constants())] if script in SCRIPTS else COLUMNS
     parts = [getattr(script, kind) for kind in "+".join(kinds).split("+")]

@@ -80,9 +80,8 @@ def test_loss_and_gradient_are_maxtexts_own(name, scan_layers, batch, monkeypatc
         return call(self, decoder_input_tokens=decoder_input_tokens, **arguments)
 
     monkeypatch.setattr(Transformer, "__call__", watched)
-    ours, theirs = (
-        loss_and_gradient(*loaded(name, ours, scan_layers=scan_layers), batch) for ours in (True, False)
-    )
+    models = (loaded(name, ours, scan_layers=scan_layers) for ours in (True, False))
+    ours, theirs = (loss_and_gradient(*model, batch) for model in models)
     assert seen[0] == (QUESTIONS, P + G * T) and seen[-1] == (ROWS, P + T)
     assert ours[0] == pytest.approx(theirs[0], rel=1e-5)
     assert ours[1].keys() == theirs[1].keys()

@@ -163,11 +163,10 @@ def test_a_file_is_compiled_case_by_case_and_goes_on_where_it_stopped(monkeypatc
     assert [row["peak"] for row in table(file)] == ["0.33"] * len(cases)
 
 
-@pytest.mark.parametrize(
-    ("name", "held", "beside", "answers"),
-    [("v5e-1", 5, 5, [4, 8]), ("v5e-8", 5, 5, [32, 64]), ("v5e-1", 5, 2, [2, 4, 8]), ("v5e-1", 1, 1, [2, 4]),
-     ("v5e-1", 100, 100, [64]), ("8xh100", 100, 0, [512]), ("t4", 1, 1, [8, 16])],
-)  # fmt: skip
+@pytest.mark.parametrize("name, held, beside, answers", [
+    ("v5e-1", 5, 5, [4, 8]), ("v5e-8", 5, 5, [32, 64]), ("v5e-1", 5, 2, [2, 4, 8]), ("v5e-1", 1, 1, [2, 4]),
+    ("v5e-1", 100, 100, [64]), ("8xh100", 100, 0, [512]), ("t4", 1, 1, [8, 16]),
+])  # fmt: skip
 def test_the_largest_batch_is_found_by_halving(monkeypatch, name, held, beside, answers):
     """A chip holds `held` answers, beside vLLM `beside`: so many fit, and no more; one is no group."""
 

@@ -15,9 +15,8 @@ from tools import convert_checkpoint as convert
 
 MODEL = "grouped_kv_heads"
 CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+ODD = [({field: value}, "") for field in CASES["odd"] for value in (None, "text", ["a", "b"])]
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
-
-
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
@@ -45,9 +44,8 @@ def make_gguf(name, path="model.gguf", **changes):
         own = f"blk.{layer}.{names[end]}" if layer.isdigit() else names[f"{layer}.{end}".rstrip(".")]
         if (n := heads.get(own.split(".")[-1])) is not None:  # row i of one half of a head, then of the other
             d = len(weight) // n
-            weight = weight[
-                [h * d + half * d // 2 + i for h in range(n) for i in range(d // 2) for half in (0, 1)]
-            ]
+            rows = [h * d + half * d // 2 + i for h in range(n) for i in range(d // 2) for half in (0, 1)]
+            weight = weight[rows]
         if changes.get("missing_weight") != own:
             writer.add_tensor(f"{own}.weight", weight)
     if "extra_weight" in changes:
@@ -83,17 +81,7 @@ def test_the_tokenizer_cuts_merges_pads_and_asks_as_the_file_says():
     assert llama.fetch_model("hf")[1].eos_token_id == tokenizer.eos_token_id == 2
 
 
-ODD = ["llama__block_count", "llama__attention__head_count_kv", "llama__rope__freq_base",
-       "tokenizer__ggml__tokens"]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        *CASES["refused"],
-        *(({field: value}, "") for field in ODD for value in (None, "text", ["a", "b"])),
-    ],
-)
+@pytest.mark.parametrize(("changes", "words"), [*CASES["refused"], *ODD])
 def test_what_is_not_supported_missing_or_of_another_kind_is_named_in_one_line(changes, words):
     with pytest.raises(UserError, match=rf"\ASOURCE=model.gguf: [^\n]*{words}[^\n]*\Z"):
         convert.main([f"SOURCE={make_gguf(MODEL, **changes)}", "TARGET=hf"])

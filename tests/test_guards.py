@@ -142,14 +142,13 @@ def test_a_run_keeps_the_commit_and_a_resume_with_another_is_refused(tmp_path, m
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
 
-    def stop(*arguments, **more):
-        raise KeyboardInterrupt
+    stop = lambda *arguments, **more: signal.raise_signal(signal.SIGINT)  # noqa: E731
+    monkeypatch.setattr(start_of_run, "load_llm", stop)
 
     def start(*arguments):
         with pytest.raises(KeyboardInterrupt):
             demo.main(["MODEL=org/tiny", *arguments])
 
-    monkeypatch.setattr(start_of_run, "load_llm", stop)
     start("RUN_DIR=run")
     saved = json.loads(Path("run/constants.json").read_text())
     assert saved["MODEL"] == f"org/tiny@{new}"

@@ -25,57 +25,29 @@ from tools import show_run
 FOLDER = Path(__file__).parent / "golden" / "health"
 
 
-# --- what is spoilt: files, and rewards that `patch` changes; test_health.toml has the constants
-
-
-def change_questions(change):
-    rows = map(json.loads, (HERE / "tiny_gsm8k" / "train.jsonl").read_text().splitlines())
-    Path("changed.jsonl").write_text("\n".join(map(json.dumps, change(list(rows)))) + "\n")
-
-
-def wrong_answers(patch):
-    """Gold answers that no answer of the model equals, nor comes near."""
-    change_questions(lambda rows: [row | {"answer": "#### 100000"} for row in rows])
-
-
-def pay(patch, reward):
-    """All rewards of the course become this one."""
-    for name in COURSE_REWARDS:
-        patch.setattr(reward_func, name, reward)
-
-
-def pay_for_length(sign):
-    def reward(prompts, completions, **columns):
-        return [sign * float(len(text)) for text in completions]
-
-    return lambda patch: pay(patch, reward)
-
-
-def unreadable_answers(patch):
-    """Wrong answers, and rewards that look at nothing else."""
-    pay(patch, reward_func.check_numbers)
-    wrong_answers(patch)
-
-
-def another_end_of_sequence(patch):
-    """A tokenizer that names another token the end of a sequence than the one the model was trained with."""
-    shutil.copytree(HERE / "tiny_llama", "model")
+def spoil(name, patch):
+    """Writes what a run may read, `changed.jsonl` and `model`; all rewards of some runs become one."""
+    rows = list(map(json.loads, (HERE / "tiny_gsm8k" / "train.jsonl").read_text().splitlines()))
+    # what the model is good at, or gold answers that none of its answers equals, nor comes near
+    rows = rows[:16] if name == "solved" else [row | {"answer": "#### 100000"} for row in rows]
+    Path("changed.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    shutil.copytree(HERE / "tiny_llama", "model")  # another token ends its sequences than in its training
     tokens = json.loads(Path("model/tokenizer.json").read_text())["model"]["vocab"]
     path = Path("model/tokenizer_config.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": max(tokens, key=tokens.get)}))
+    sign = {"longer": 1, "entropy": -1}.get(name, 0)
+
+    def by_length(prompts, completions, **columns):
+        return [sign * float(len(text)) for text in completions]
+
+    if sign or name == "no_signal":
+        for reward in COURSE_REWARDS:
+            patch.setattr(reward_func, reward, by_length if sign else reward_func.check_numbers)
 
 
 CONSTANTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 HEALTHY = ("healthy", "rloo")
 ILL = [name for name in CONSTANTS if name not in HEALTHY]
-SPOILT = {  # the others are ill by their constants alone
-    "no_signal": unreadable_answers,
-    "solved": lambda patch: change_questions(lambda rows: rows[:16]),  # which the model is good at
-    "never_stops": another_end_of_sequence,
-    "longer": pay_for_length(1),
-    "format_only": wrong_answers,
-    "entropy": pay_for_length(-1),
-}
 
 
 def log(name):
@@ -158,10 +130,8 @@ def test_the_command_reads_a_runs_folder_and_does_not_import_jax(tmp_path):
     rows, constants = log("kl")
     shutil.copy(FOLDER / "kl.csv", tmp_path / "train_log.csv")
     (tmp_path / "constants.json").write_text(json.dumps(constants))
-    code = (
-        "import sys; from tools import show_run; show_run.main(sys.argv[1:])\n"
-        "assert not {'jax', 'tunix', 'maxtext'} & set(sys.modules)"
-    )
+    code = "import sys; from tools import show_run; show_run.main(sys.argv[1:])\n"
+    code += "assert not {'jax', 'tunix', 'maxtext'} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", code, tmp_path], cwd=HERE, capture_output=True, text=True)
     lines = [f"{tmp_path}: Not over yet, {len(rows)} steps so far", *health.history(rows, constants)]
     lines.append(f"page     {tmp_path}/report.html")
@@ -176,7 +146,7 @@ def test_the_command_reads_a_runs_folder_and_does_not_import_jax(tmp_path):
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_the_spoilt_run_says_so_itself(name, empty_folder, monkeypatch):
     """The run of the committed log once more: it prints the lines of its log, and report.md repeats them."""
-    SPOILT.get(name, lambda patch: None)(monkeypatch)
+    spoil(name, monkeypatch)
     out = run_here(empty_folder, "NUM_BATCHES=20", "NUM_TEST_QUESTIONS=8", *CONSTANTS[name].split())
     said = re.findall("^health   (.*)", out, re.M)
     rows, constants = read_log(Path("run/train_log.csv")), read_constants(Path("run"))

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -64,9 +65,9 @@ def move_one_weight(folder):
     safetensors.numpy.save_file(weights, Path(folder, "model.safetensors"), metadata={"format": "pt"})
 
 
-def lines(path, change):
-    """Rewrites a file by what `change` makes of its lines."""
-    Path(path).write_text("\n".join(change(Path(path).read_text().splitlines())))
+def lines(path, *which):
+    """Keeps these of a file's lines."""
+    Path(path).write_text("\n".join(Path(path).read_text().splitlines()[slice(*which)]))
 
 
 CHANGES = [  # what is done to the files, and what is then another
@@ -78,10 +79,10 @@ CHANGES = [  # what is done to the files, and what is then another
     (lambda: edit("course.py", "1 ", "2 "), "reward_func.py"),
     (lambda: edit("method.py", "1 ", "2 "), "METHOD"),
     (lambda: edit("world.py", "1 ", "2 "), "ENVIRONMENT"),
-    (lambda: lines("data/train.jsonl", lambda rows: rows[::-1]), "DATASET"),
+    (lambda: lines("data/train.jsonl", None, None, -1), "DATASET"),
     (lambda: edit("data/test.jsonl", "#### ", "#### 1"), "TEST_DATASET"),
     (lambda: edit("data/validation.jsonl", "#### ", "#### 1"), "DATASET"),
-    (lambda: lines("data/test.jsonl", lambda rows: rows[:-1]), ""),  # beyond NUM_TEST_QUESTIONS
+    (lambda: lines("data/test.jsonl", -1), ""),  # beyond NUM_TEST_QUESTIONS
     (lambda: [edit("method.py", "one", "uno"), edit("own.py", "def", "# points\ndef")], ""),
     (lambda: [Path("model").rename("moved"), shutil.copytree("moved", "model")], ""),
 ]
@@ -125,10 +126,7 @@ READERS = {
 @pytest.mark.parametrize("name", READERS)
 def test_every_reader_of_a_checkpoint_says_that_its_base_is_another(run, name, capsys, monkeypatch):
     """With all weights trained the base is only compared with; LoRA's A and B fit no other."""
-
-    def stop(*arguments):
-        raise KeyboardInterrupt
-
+    stop = lambda *_: signal.raise_signal(signal.SIGINT)  # noqa: E731
     monkeypatch.setattr(MaxTextRollout, "generate", stop)  # the rest would take seconds
     move_one_weight("model")
     with contextlib.suppress(KeyboardInterrupt):

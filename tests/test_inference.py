@@ -22,10 +22,10 @@ from task.run_grader import COURSE_REWARDS
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
-@pytest.mark.parametrize("column", ["laptop", "tpu"])
-def test_without_a_run_a_model_is_asked_as_the_main_script_would(column):
-    mine, its = (settings.defaults(kind, column) for kind in (inference.Constants, demo.Constants))
-    assert {name: mine[name] for name in inference.ASKING} == {name: its[name] for name in inference.ASKING}
+def test_without_a_run_a_model_is_asked_as_the_main_script_would():
+    for column in ("laptop", "tpu"):
+        mine, its = (settings.defaults(kind, column) for kind in (inference.Constants, demo.Constants))
+        assert {name: its[name] for name in inference.ASKING}.items() <= mine.items()
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +87,8 @@ def test_before_and_after_side_by_side_from_file_to_file(trained, capsys):
     said = capsys.readouterr().out
     was = sum(grade(text, row["answer"]) for text, row in zip(before, rows))
     assert f"right:    {was} of 16, after {sum(right)} of 16" in said
-    lenient = [
-        [last_number(text) == int(row["answer"]) for text, row in zip(texts, rows)]
-        for texts in (before, after)
-    ]
+    golds = [int(row["answer"]) for row in rows]
+    lenient = [[last_number(text) == gold for text, gold in zip(texts, golds)] for texts in (before, after)]
     assert f"by the last number: {sum(lenient[0])} of 16, after {sum(lenient[1])} of 16" in said
     assert [row["correct_lenient"] for row in written] == lenient[1]
     assert f"before:   {before[0]} [" in said and f"after:    {after[0]} [" in said

@@ -38,7 +38,6 @@ PYTHON = """#!/bin/bash
 [ "$1" != -c ] || exit 0
 mkdir -p runs/grpo; echo "$HF_TOKEN" "$@" >> asked; echo a report > runs/grpo/report.html; sleep 20
 """
-STAND_INS = ("gcloud", "xpk", "srun", "scontrol", "python3")
 
 
 class Desk:
@@ -51,7 +50,8 @@ class Desk:
             made.mkdir(parents=True)
         for path, text in (
             (python, PYTHON), (folder / "token", "secret"), (self.vm / "course/run.log", ""),
-            (self.folder / DEMO, ""), *((folder / "bin" / name, STAND_IN) for name in STAND_INS),
+            (self.folder / DEMO, ""),
+            *((folder / "bin" / name, STAND_IN) for name in ("gcloud", "xpk", "srun", "scontrol", "python3")),
         ):  # fmt: skip
             path.write_text(text)
             path.chmod(0o755)
@@ -119,12 +119,8 @@ def test_several_hosts_need_a_bucket_and_maxtext(desk):
     assert "--worker=all" in call and "DISTRIBUTED=True ROLLOUT_ENGINE=maxtext" in call[-1]
 
 
-@pytest.mark.parametrize(
-    "code, restarts, again", [(1, 9, True), (143, 0, True), (1, 10, False), (2, 0, False)]
-)
-def test_slurm_puts_a_job_back_unless_the_script_refused_or_it_has_restarted_ten_times(
-    desk, code, restarts, again
-):
+@pytest.mark.parametrize("code, restarts, again", [(1, 9, 1), (143, 0, 1), (1, 10, 0), (2, 0, 0)])
+def test_slurm_puts_a_job_back_unless_refused_or_after_ten_restarts(desk, code, restarts, again):
     environment = {"BROKEN": "srun", "CODE": str(code), "SLURM_RESTART_COUNT": str(restarts)}
     found, _, [srun, *more] = desk.run("slurm.sh", "NUM_BATCHES=20", **environment)
     assert srun[-4:] == [DEMO, "DISTRIBUTED=True", "RUN_DIR=runs/slurm_7", "NUM_BATCHES=20"]
@@ -171,12 +167,6 @@ def test_on_gke_the_report_reaches_the_bucket_however_the_run_ends(desk, tmp_pat
     assert "put('runs/grpo/', 'b/x/reports/grpo/', recursive=True)" in put
 
 
-# --- every printed command
-
-PRINTED = [
-    *(settings.HERE / "docs" / f"{name}.md" for name in ("tpu_and_gpu", "several_hosts", "rungs")),
-    *sorted(LAUNCH.glob("*.sh")),
-]
 COMMAND = re.compile(
     r"^(?:# +|!)?((?:\w+=\S+ )*(?:bash|sbatch|\S*python) 5_GRPO_Maxtext/(?:launch/|grpo_llama)[^#\n]*)"
     r"(?:# *(\S+))?|TPU=(\S+)", re.M,
@@ -186,7 +176,8 @@ COMMAND = re.compile(
 def printed():
     """Each command with the machine it is for: named in its remark, or by the TPU exported above it."""
     found = {}
-    for path in PRINTED:
+    docs = (settings.HERE / "docs" / f"{name}.md" for name in ("tpu_and_gpu", "several_hosts", "rungs"))
+    for path in (*docs, *sorted(LAUNCH.glob("*.sh"))):
         tpu = ""
         for command, remark, exported in COMMAND.findall(path.read_text()):
             tpu = exported or tpu
@@ -223,9 +214,6 @@ def test_every_printed_command_is_accepted_for_its_machine(desk, monkeypatch, co
         constants = itertools.takewhile(lambda word: re.match(r"[A-Z][A-Z0-9_]*=", word), arguments)
         elsewhere = f"MACHINE={machine}" if machine else "DISTRIBUTED=False"  # a laptop's job has no hosts
         demo.main([*constants, elsewhere, "DRY_RUN=True"])
-
-
-# --- hours and dollars
 
 
 def test_hours_and_dollars_on_the_page_are_the_dry_runs():

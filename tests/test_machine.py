@@ -111,9 +111,7 @@ def test_flash_needs_its_blocks_and_its_card(machine, length, refused):
 
 
 def refuse(*arguments, **named):
-    raise jax.errors.JaxRuntimeError(
-        "INVALID_ARGUMENT: MemoryStats is only supported for addressable PjRt devices."
-    )
+    raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: only supported for addressable PjRt devices.")
 
 
 def test_a_run_on_devices_that_are_elsewhere(tmp_path, monkeypatch):

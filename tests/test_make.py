@@ -29,19 +29,16 @@ def make(tmp_path):
     return run
 
 
-MISSING = "PYTHON=/nowhere/python3.12 is not Python 3.12; install it, or set its path"
+NOWHERE = "PYTHON=/nowhere/python3.12"
+MISSING = f"{NOWHERE} is not Python 3.12; install it, or set its path"
 
 
-@pytest.mark.parametrize(
-    "words, said",
-    [
-        *(([target, "PYTHON=/nowhere/python3.12"], MISSING) for target in ("setup", "demo-cuda", "lint")),
-        (["lm-eval"], "MODEL is empty; give the folder that the tool convert_checkpoint made"),
-    ],
-    ids=lambda x: x[0] if isinstance(x, list) else "",
-)
-def test_what_is_missing_is_said_in_one_line(make, tmp_path, words, said):
-    done = make(*words)
+@pytest.mark.parametrize("target", ["setup", "demo-cuda", "lint", "lm-eval"])
+def test_what_is_missing_is_said_in_one_line(make, tmp_path, target):
+    words, said = [NOWHERE], MISSING
+    if target == "lm-eval":
+        words, said = [], "MODEL is empty; give the folder that the tool convert_checkpoint made"
+    done = make(target, *words)
     assert done.returncode == 2
     [line] = (done.stdout + done.stderr).splitlines()
     assert said in line and not list(tmp_path.glob(".venv*"))
@@ -59,7 +56,7 @@ def test_an_environment_that_lost_its_programs_is_built_anew(make, tmp_path):
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     (tmp_path / ".venv" / "installed").touch()
     assert "-m venv --clear .venv" in make("--dry-run", "demo").stdout
-    assert MISSING in make("demo", "PYTHON=/nowhere/python3.12").stderr
+    assert MISSING in make("demo", NOWHERE).stderr
     (tmp_path / ".venv" / "bin" / "python").symlink_to(sys.executable)
     assert "-m venv" not in make("--dry-run", "demo").stdout
 
@@ -67,9 +64,8 @@ def test_an_environment_that_lost_its_programs_is_built_anew(make, tmp_path):
 def test_an_installation_that_fails_is_not_taken_for_done(make, tmp_path):
     """Though its output goes through a pipe. Nothing is fetched: no builder, and a package that isn't."""
     (tmp_path / "requirements" / "build.txt").write_text("")
-    (tmp_path / "one.txt").write_text(
-        f"one @ file:///nowhere/one-1-py3-none-any.whl --hash=sha256:{64 * '0'}\n"
-    )
+    line = f"one @ file:///nowhere/one-1-py3-none-any.whl --hash=sha256:{64 * '0'}\n"
+    (tmp_path / "one.txt").write_text(line)
     done = make("setup", "REQUIREMENTS=one.txt")
     assert done.returncode == 2 and "/nowhere/one-1-py3" in done.stdout + done.stderr
     assert (tmp_path / ".venv" / "bin" / "pip").exists()

@@ -16,6 +16,8 @@ from pages import ROOT, name_of
 from test_q_learning import GIVEN
 
 JOBS = run.jobs()
+STUDIED = [job for job in JOBS if "command" not in job.make]
+LABELLED = [job for job in JOBS if "columns" in job.make and job.make.get("key") != "command"]
 MADE = [path for job in JOBS for path in job.products()]
 
 
@@ -24,9 +26,7 @@ def test_every_committed_table_and_picture_is_made_by_exactly_one_job():
     assert {*ROOT.glob("[1-9]_*/assets/*"), *ROOT.glob("benchmarks/*.csv")} == set(MADE)
 
 
-@pytest.mark.parametrize(
-    "job", [j for j in JOBS if "command" not in j.make], ids=lambda job: name_of(job.products()[0])
-)
+@pytest.mark.parametrize("job", STUDIED, ids=lambda job: name_of(job.products()[0]))
 def test_every_row_is_accepted_and_every_patch_fits(job):
     for one in job.runs():
         assert one.script.exists()
@@ -38,9 +38,6 @@ def test_every_row_is_accepted_and_every_patch_fits(job):
             names = [word for word in one.arguments if word != "MNIST_PATH=PATH"]
             more = (getattr(script, name, None) for name in ("variants", "reinforce", "ppo"))
             script.settings.read(next(m.Constants for m in (script, *more) if hasattr(m, "Constants")), names)
-
-
-LABELLED = [j for j in JOBS if "columns" in j.make and j.make.get("key") != "command"]
 
 
 @pytest.mark.parametrize("job", LABELLED, ids=lambda job: name_of(job.products()[0]))
@@ -151,12 +148,9 @@ def test_make_pages_changes_nothing(page):
     assert tables.filled(page) == page.read_text()
 
 
-FIGURES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["figure"]
-
-
 @pytest.mark.parametrize("language", pages.LANGUAGES)
 def test_single_figures_of_sentences_are_those_of_the_tables(language):
-    for figure in FIGURES:
+    for figure in tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["figure"]:
         folder = ROOT / figure["folder"]
         rows = columns.read_csv(folder / "assets" / figure["table"])
         assert tables.cell(figure["says"], rows, "", "") in pages.text(folder, language), figure

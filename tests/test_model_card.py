@@ -23,6 +23,7 @@ AFTER = {
     "answer_accuracy": 0.75, "lenient_accuracy": 0.8125, "greedy_answer_accuracy": 0.875,
     "greedy_lenient_accuracy": 0.9375, "questions": 64,
 }  # fmt: skip
+RESULT = {"before": BEFORE, "after": AFTER, "steps": 100}
 
 
 def make_run(folder, result=None, **constants):
@@ -49,8 +50,7 @@ def block(body, language):
 
 
 def test_the_figures_are_those_of_result_json(tmp_path):
-    run = make_run(tmp_path / "run", {"before": BEFORE, "after": AFTER, "steps": 100})
-    head, body, path = card_of(run, tmp_path)
+    head, body, path = card_of(make_run(tmp_path / "run", RESULT), tmp_path)
     name, results = model_index_to_eval_results(head["model-index"])
     assert name == "tiny_llama-grpo" == head["model-index"][0]["name"]
     measured = {result.metric_name: result.metric_value for result in results}
@@ -70,7 +70,7 @@ def test_the_figures_are_those_of_result_json(tmp_path):
 
 @pytest.mark.parametrize(("step", "finished"), [(100, True), (50, False), (50, None)])
 def test_only_the_last_checkpoint_has_figures(tmp_path, step, finished):
-    result = {"before": BEFORE, "after": AFTER, "steps": 100} if finished is not None else None
+    result = RESULT if finished is not None else None
     head, body, _ = card_of(make_run(tmp_path / "run", result), tmp_path, step=step)
     assert ("model-index" in head) == bool(finished) == ("87.5%" in body)
     assert (f"after step {step} of 100" in body) != bool(finished)
@@ -89,12 +89,11 @@ def test_a_hub_name_is_the_base_model(tmp_path):
 @pytest.mark.parametrize("text", CASES["hostile"])
 def test_texts_from_outside_stay_texts(tmp_path, text):
     """The header keeps its keys and the body its headings, whatever a name is."""
-    result = {"before": BEFORE, "after": AFTER, "steps": 100}
-    kept, plain, _ = card_of(make_run(tmp_path / "plain", result), tmp_path)
+    kept, plain, _ = card_of(make_run(tmp_path / "plain", RESULT), tmp_path)
     data = text.replace(":", ";")  # a colon would be followed by a weight
     given = {"DATASET": data, "TEST_DATASET": data, "REWARD_FUNC": text}
     given["TEMPLATE"] = text.replace("{", "{{").replace("}", "}}") + "{question}"
-    run = make_run(tmp_path / "run", result, **given)
+    run = make_run(tmp_path / "run", RESULT, **given)
     head, body, _ = card_of(run, tmp_path, model=text, folder=tmp_path)
     assert head.keys() - {"base_model"} == kept.keys()
     source = head["model-index"][0]["results"][0]["dataset"]["name"]

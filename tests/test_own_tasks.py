@@ -19,8 +19,7 @@ from settings import HERE, UserError
 from task import prompts, run_grader
 
 EXAMPLES = HERE / "examples"
-
-
+OPENS = {"old": "<|assistant|>", "new": "<|assistant|><reasoning>\n"}
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
@@ -44,9 +43,6 @@ def checked(rewards, **changes):
     """`check_form` with such a model."""
     c = settings.read(demo.Constants, ["MODEL=m", f"REWARDS={rewards}"])
     prompts.check_form(c, changed_model(**changes), grader_of(rewards))
-
-
-OPENS = {"old": "<|assistant|>", "new": "<|assistant|><reasoning>\n"}
 
 
 @pytest.mark.parametrize(

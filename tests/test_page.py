@@ -23,6 +23,7 @@ from settings import HERE, UserError
 from tools import show_run
 
 SMALL = shutil.ignore_patterns("checkpoints", "tensorboard")
+VERDICTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["verdict"]
 
 
 def inside(path):
@@ -39,7 +40,6 @@ def data_of(path):
 
 @pytest.fixture(scope="module")
 def run(finished):
-    """The folder of a short run."""
     return finished / "run"
 
 
@@ -202,24 +202,18 @@ def result(right, formed=20, number=None, step=0):
     return dict(zip(("correct", "correct_lenient", "format_ok"), lists)) | dict(shares) | {"step": step}
 
 
-def curve(*right):
-    return [result(one, step=step) for step, one in enumerate(right)]
-
-
-VERDICTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["verdict"]
-
-
 @pytest.mark.parametrize("case", VERDICTS, ids=lambda case: "-".join(case["said"]))
 def test_the_headline_claims_what_was_measured(case):
     both = [result(*case[when]) for when in ("before", "after")]
-    said = evaluation.headline(both, curve(*case["held_out"]), 9)
+    held_out = [result(right, step=step) for step, right in enumerate(case["held_out"])]
+    said = evaluation.headline(both, held_out, 9)
     assert [line.parts[0] for line in said] == case["said"]
     assert case["said"][-1] != "flat" or said[-1].parts[1] == {"step": "2"}
 
 
 def test_a_dip_of_the_held_out_curve_says_whether_the_format_did_it():
-    held_out = [*curve(0, 20), result(10, formed=10, number=20, step=2), result(9, step=3)]
-    [clear, chance] = evaluation.dips(held_out)
+    before = result(0), result(20, step=1)
+    [clear, chance] = evaluation.dips([*before, result(10, formed=10, number=20, step=2), result(9, step=3)])
     assert clear[:2] == (2, True) and list(clear[2].parts[1].values()) == ["2", "10", "10", "0"]
     assert chance[:2] == (3, False) and chance[2].parts[1]["form"] == "0"
 

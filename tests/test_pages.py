@@ -50,18 +50,15 @@ def test_every_page_of_folder_5_is_reachable_from_its_chapter():
         assert {page for page in side if page.is_relative_to(chapter.parent)} <= linked
 
 
-QUOTATION = re.compile(r"\]\((?P<path>[^)\s]+)\)\n\n```python\n(?P<code>.*?)^```$", re.M | re.S)
-
-
 @pytest.mark.parametrize("page", pages.that_have("^```python$"), ids=name_of)
 def test_a_quoted_block_is_code_of_the_file_linked_above_it(page):
     """Its lines, in their order; the line `# ...` stands for a stretch that is left out."""
     text = page.read_text()
-    quotations = list(QUOTATION.finditer(text))
+    quotations = re.findall(r"\]\(([^)\s]+)\)\n\n```python\n(.*?)^```$", text, re.M | re.S)
     assert len(quotations) == text.count("\n```python\n"), "a link to its file above each"
-    for quotation in quotations:
-        file = [line.strip() for line in (page.parent / quotation["path"]).read_text().splitlines()]
-        for part in re.split(r"^ *# \.\.\.\n", quotation["code"], flags=re.M):
+    for path, code in quotations:
+        file = [line.strip() for line in (page.parent / path).read_text().splitlines()]
+        for part in re.split(r"^ *# \.\.\.\n", code, flags=re.M):
             lines = [line.strip() for line in part.splitlines()]
             assert any(file[i : i + len(lines)] == lines for i in range(len(file))), part
 

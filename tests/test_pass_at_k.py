@@ -14,8 +14,6 @@ from task.grading import grade, last_number
 from tools import pass_at_k
 
 NUM_QUESTIONS, SAMPLES = 5, 8
-
-
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
 

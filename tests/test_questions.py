@@ -1,6 +1,5 @@
 """Questions: every set of columns and file type, several sources mixed, bad rows counted and named."""
 
-import copy
 import decimal
 import functools
 import itertools
@@ -16,9 +15,9 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-import transformers
 
 import reward_func
+from model import llama
 from run import checks
 from settings import HERE, UserError
 from task import prompts, questions, run_grader, task_rewards
@@ -29,16 +28,7 @@ ROWS = [
     {"prompt": "1 + 1?", "ground_truth": "2", "data_source": "math_reasoning", "extra_info": {"level": 1}},
     {"prompt": "1 + 2?", "ground_truth": "3", "data_source": "gsm8k", "extra_info": None},
 ]
-
-
 pytestmark = pytest.mark.usefixtures("empty_folder")
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return transformers.AutoTokenizer.from_pretrained(HERE / "tiny_llama")
-
-
 read = functools.partial(questions.read_questions, fault=task_rewards.ground_truth_fault)
 
 
@@ -92,7 +82,8 @@ def test_held_out_questions_are_the_validation_file_or_drawn_from_the_training_q
     write("one/validation.jsonl", [{"question": f"held {i}", "answer": "#### 1"} for i in range(9)])
     write("one/other.jsonl", rows)
     c = SimpleNamespace(TEST_DATASET="one/other.jsonl", BAD_ROWS="refuse", REWARD_FUNC="", EVAL_EVERY=1)
-    data = questions.read_data(SimpleNamespace(**vars(c), DATASET="one,two"))
+    c.DATASET = "one,two"
+    data = questions.read_data(c)
     (train, _), (validation, source) = data["train"], data["validation"]
     assert asks(validation) == [f"held {i}" for i in range(9)] and source == "one/validation.jsonl"
     held, left, words = questions.hold_out(train, validation, 8)
@@ -103,8 +94,8 @@ def test_held_out_questions_are_the_validation_file_or_drawn_from_the_training_q
     two, rest = ([a for a in asks(part) if "two" in a] for part in (train, left))
     assert rest == [a for a in two if a not in asks(held)]  # in the order of the data set
     assert len(left) == 67 and questions.hold_out(train, validation, 8) == (held, left, words)
-    for dataset in ("one/other.jsonl", "two/train.jsonl"):
-        data = questions.read_data(SimpleNamespace(**vars(c), DATASET=dataset))
+    for c.DATASET in ("one/other.jsonl", "two/train.jsonl"):
+        data = questions.read_data(c)
         assert data["validation"] == ([], "")
     alone, _ = data["train"]
     assert asks(questions.hold_out(alone[:9], [], 8)[0]) == []  # too few to give any away
@@ -179,23 +170,14 @@ def test_gsm8k_without_a_network_is_refused(data_dir):
         read("gsm8k", "train", constant="TEST_DATASET")
 
 
-INPUTS = dict(split="test", constant="INPUT", fault=task_rewards.ground_truth_fault, optional=True)
-
-
 def test_inputs_may_have_an_answer():
     rows = [ROWS[0], {"prompt": "1 + 3?"}, {"question": "?", "answer": "2 * 2 = 4\n#### 4"}]
     columns = dict.fromkeys(("prompt", "question", "answer", "ground_truth", "data_source", "extra_info"))
     name = write("in.parquet", [columns | row for row in rows])
-    (first, second, third), _ = questions.read_questions(name, **INPUTS)
+    (first, second, third), _ = read(name, "test", constant="INPUT", optional=True)
     assert first == CASES["questions"][0] | {"source": name, "row": columns | ROWS[0]}
     assert (second["question"], second["answer"], second["data_source"]) == ("1 + 3?", None, None)
     assert second["extra_info"] == "" and third["answer"] == "4" and third["line"] == "3"
-
-
-@pytest.mark.parametrize(("name", "text", "words"), CASES["inputs"])
-def test_an_input_that_cannot_be_read_is_one_line(name, text, words):
-    Path(name).write_text(text)
-    refused(rf"INPUT={name}: .*{re.escape(words)}", questions.read_questions, name, **INPUTS)
 
 
 BAD = {line.replace("{DEEP}", DEEP): words for line, words in CASES["rows"]}
@@ -219,14 +201,12 @@ def test_skipped_rows_are_counted_and_named(capsys):
     refused("DATASET=bad.jsonl: bad.jsonl has no rows to use", read, "bad.jsonl", "train", bad_rows="skip")
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [*CASES["files"], ("gone.jsonl", None, "No such file"), ("gone.parquet", None, "No such file")],
-)
-def test_a_file_that_cannot_be_read_is_one_line(name, content, words):
-    if content is not None:
+@pytest.mark.parametrize(("constant", "name", "content", "words"), CASES["unreadable"])
+def test_a_file_that_cannot_be_read_is_one_line(constant, name, content, words):
+    if content:
         Path(name).write_bytes(content.replace("{DEEP}", DEEP).encode("latin-1"))
-    refused(rf"DATASET={name}: .*{re.escape(words)}", read, name, "train")
+    given = dict(constant=constant, optional=constant == "INPUT")
+    refused(f"{constant}={name}: .*{re.escape(words)}", read, name, "test", **given)
 
 
 @pytest.mark.parametrize(("train", "test"), CASES["trained_on"])
@@ -285,7 +265,8 @@ def test_sources_are_mixed_by_their_weights(weights, shares):
         np.testing.assert_array_equal(batch["question"], expected["question"])
 
 
-def test_a_source_whose_questions_are_all_too_long_is_named(tokenizer, capsys):
+def test_a_source_whose_questions_are_all_too_long_is_named(capsys):
+    tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
     rows, _ = read("examples/one_step,examples/two_step", "test")
     c = SimpleNamespace(SYSTEM_PROMPT="", TEMPLATE="{question}", MAX_PROMPT_LENGTH=20)
     made = functools.partial(prompts.make_prompts, c, rows, "both", tokenizer, False)
@@ -312,29 +293,14 @@ def test_the_rewards_follow_the_data():
     said = r"mine.jsonl, row 7: data_source 'maths' is none .*\(gsm8k, math_reasoning, "
     refused(said, chosen, ROWS[0], ROWS[0] | {"data_source": "maths"})
     chosen(ROWS[0] | {"ground_truth": "0"}, rewards="check_answer")
-    with pytest.raises(UserError, match=r"the answer in mine.jsonl, row 7 is 'Paris'; leave REWARDS empty"):
-        chosen(ROWS[0] | {"ground_truth": "Paris", "data_source": "qa"}, rewards="check_answer")
+    paris = ROWS[0] | {"ground_truth": "Paris", "data_source": "qa"}
+    said = ".*the answer in mine.jsonl, row 7 is 'Paris'; leave REWARDS empty"
+    refused(said, chosen, paris, rewards="check_answer")
 
 
-@pytest.mark.parametrize("name", ["", "slippery", "walls"])
-def test_the_grids_answers_are_the_best_returns(name, monkeypatch):
-    monkeypatch.syspath_prepend(HERE / "examples" / "grid")
-    import grid_world
-
-    for split in ("train", "test", "validation"):
-        rows, _ = read(f"examples/grid/{name or 'plain'}/{split}.jsonl", split)
-        worlds, places = zip(*(grid_world.read(row["question"]) for row in rows))
-        assert set(worlds) == {name} and sorted(places) == sorted(grid_world.starts(name))
-        for place, row in zip(places, rows):
-            best = max(grid_world.q_star(name, 0.99)[place, move] for move in grid_world.MOVES)
-            assert row["answer"] == f"{best:.2f}"
-
-
-@pytest.mark.parametrize(
-    ("chat_template", "words"), CASES["a_chat_template_that_does_not_ask_the_question_is_refused"]
-)
-def test_a_chat_template_that_does_not_ask_the_question_is_refused(chat_template, words, tokenizer):
-    changed = copy.deepcopy(tokenizer)
+@pytest.mark.parametrize(("chat_template", "words"), CASES["chat_templates"])
+def test_a_chat_template_that_does_not_ask_the_question_is_refused(chat_template, words):
+    changed = llama.load_tokenizer(HERE / "tiny_llama")
     changed.chat_template = "<{{ messages[0]['content'] | trim }}>"  # it may strip the message
     assert prompts.to_prompt(changed, " 2 + 2?\n", template="{question}", system_prompt="") == "<2 + 2?>"
     changed.chat_template = chat_template

@@ -10,25 +10,20 @@ import pages
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-UV = Path(sys.executable).parent / "uv"
+WITHOUT_WHEEL = {"jieba", "promise", "rouge-score", "sqlitedict", "word2number"}  # pure Python
+SOURCES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())  # what each is compiled from
 
 
 def packages(name):
     """By package: its line (version and marker), and its hashes."""
     _, *blocks = re.split(r"^(?=\w)", (ROOT / name).read_text(), flags=re.M)
-    return {
-        block.split("==")[0]: (block.splitlines()[0], re.findall(r"sha256:\w{64}", block)) for block in blocks
-    }
+    return {b.split("==")[0]: (b.splitlines()[0], re.findall(r"sha256:\w{64}", b)) for b in blocks}
 
 
 def test_the_cuda_set_is_the_cpu_set_and_nothing_but_the_cuda_of_this_jax():
     cpu, cuda = packages("requirements.txt"), packages("requirements/cuda.txt")
     assert {name: cuda.get(name) for name in cpu} == cpu
     assert all(name.startswith(("jax-cuda13-", "nvidia-")) for name in cuda.keys() - cpu.keys())
-
-
-WITHOUT_WHEEL = {"jieba", "promise", "rouge-score", "sqlitedict", "word2number"}  # pure Python
-SOURCES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())  # what each is compiled from
 
 
 @pytest.mark.index
@@ -42,9 +37,9 @@ def test_a_file_has_what_pyproject_asks_for_and_nothing_else_is_built(file, tmp_
     never = tmp_path / "never.txt"
     never.write_text("".join(f"{name}; python_version < '3'\n" for name in WITHOUT_WHEEL))
     command = [
-        *(UV, "pip", "install", "--dry-run", "--no-build", "--overrides", never, "--constraint", file),
-        *("--python-platform", "x86_64-manylinux_2_31", "--python-version", "3.12", "--target", tmp_path),
-        *SOURCES[file].split(),
+        *(Path(sys.executable).with_name("uv"), "pip", "install", "--dry-run", "--no-build"),
+        *("--overrides", never, "--constraint", file, "--target", tmp_path, *SOURCES[file].split()),
+        *("--python-platform", "x86_64-manylinux_2_31", "--python-version", "3.12"),
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert not done.returncode, done.stderr
@@ -56,9 +51,6 @@ def test_a_file_has_what_pyproject_asks_for_and_nothing_else_is_built(file, tmp_
     assert all(lines.values()), "a package without a hash"
 
 
-INSTALLS = re.compile(r"^.*install\)?[^\n]*(?:-r|--requirement) (requirements[\w/]*\.txt)", re.M | re.I)
-
-
 def test_what_is_built_is_built_by_a_setuptools_with_a_hash():
     """Every command that installs such a package has installed the builder before, and does not isolate."""
     [(line, hashes)] = packages("requirements/build.txt").values()
@@ -67,7 +59,8 @@ def test_what_is_built_is_built_by_a_setuptools_with_a_hash():
     commands = "\n".join([pages.MAKE, *(path.read_text() for path in files)])
     commands = commands.replace("$(REQUIREMENTS)", "requirements.txt")
     found = set()
-    for match in INSTALLS.finditer(commands):
+    installs = r"^.*install\)?[^\n]*(?:-r|--requirement) (requirements[\w/]*\.txt)"
+    for match in re.finditer(installs, commands, re.M | re.I):
         if WITHOUT_WHEEL & packages(match[1]).keys():
             found.add(match[1])
             assert "--no-build-isolation" in match[0], match[0]

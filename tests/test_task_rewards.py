@@ -21,8 +21,7 @@ from task.run_grader import COURSE_REWARDS, THINK_REWARDS, make_grader
 from task.task_rewards import compute_score
 
 CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-
-
+FORMS = {"math": ["<answer>{}</answer>", r"thus \boxed{{{}}}"], "math_reasoning": ["{}"]}
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
@@ -30,15 +29,10 @@ def grader_of(rewards="", reward_file="", rows=()):
     return make_grader(rewards, reward_file, reward_func, rows)
 
 
-@pytest.mark.parametrize(("solution", "right"), CASES["where_the_answer_of_a_math_problem_is_looked_for"])
-def test_where_the_answer_of_a_math_problem_is_looked_for(solution, right):
-    assert compute_score("math_reasoning", solution, "1000") == float(right)
-
-
-@pytest.mark.parametrize(("gold", "answer", "right"), CASES["math_takes_any_equal_expression"])
-def test_math_takes_any_equal_expression(gold, answer, right):
-    assert compute_score("math", f"<answer>{answer}</answer>", gold) == float(right)
-    assert compute_score("math", rf"thus \boxed{{{answer}}}", gold) == float(right)
+@pytest.mark.parametrize(("task", "gold", "answer", "right"), CASES["answers"])
+def test_an_answer_is_right_as_its_task_compares_it(task, gold, answer, right):
+    for form in FORMS.get(task, ["{}", "<answer>{}</answer>"]):
+        assert compute_score(task, form.format(answer), gold) == float(right)
 
 
 def test_an_endless_expression_costs_its_time_limit_and_nothing_else(monkeypatch):
@@ -75,9 +69,7 @@ def test_a_truth_that_is_taken_is_paid_in_full_when_it_is_the_answer(data_source
         assert f"data_source {data_source!r} needs " in fault and "\n" not in fault
 
 
-@pytest.mark.parametrize(
-    ("tests", "extra", "words"), CASES["tests_that_grade_nothing_are_found_where_the_data_are_read"]
-)
+@pytest.mark.parametrize(("tests", "extra", "words"), CASES["tests"])
 def test_tests_that_grade_nothing_are_found_where_the_data_are_read(tests, extra, words):
     fault = task_rewards.ground_truth_fault("code", tests, extra)
     assert words in fault and "\n" not in fault if words else fault is None
@@ -88,12 +80,6 @@ def test_code_goes_to_the_code_reward_with_all_it_needs(data_source):
     program = "```python\ndef double(x):\n    return 2 * x\n```"
     check = "def check(candidate):\n    assert candidate(4) == 8\n    assert candidate(4) == 9"
     assert compute_score(data_source, program, check, {"entry_point": "double"}) == 0.5
-
-
-@pytest.mark.parametrize(("data_source", "gold", "answer", "right"), CASES["short_answers"])
-def test_short_answers_are_texts_or_labels_and_nothing_else(data_source, gold, answer, right):
-    for solution in (answer, f"<answer>{answer}</answer>"):
-        assert compute_score(data_source, solution, gold) == float(right)
 
 
 @pytest.mark.parametrize("piece", CASES["PIECES"], ids=repr)
@@ -119,16 +105,10 @@ def test_no_shape_of_text_takes_a_grader_longer_than_its_length(piece):
             assert min(seconds) < 0.15, (call.func, place)
 
 
-def points(completion, gold="-1000"):
+@pytest.mark.parametrize(("gold", "completion", "expected"), CASES["think_rewards"])
+def test_think_rewards(gold, completion, expected):
     columns = {"prompts": ["?"], "completions": [completion], "answer": np.array([gold])}
-    return [reward(**columns, data_source=["gsm8k"])[0] for reward in THINK_REWARDS.values()]
-
-
-@pytest.mark.parametrize(("completion", "expected"), CASES["think_rewards"])
-def test_think_rewards(completion, expected):
-    assert points(completion) == expected
-    for text, right in (("Paris", 2.0), ("paris", 0.0)):  # the truth is no number
-        assert points(f"<answer>{text}</answer>", "Paris")[0] == right
+    assert [reward(**columns, data_source=["gsm8k"])[0] for reward in THINK_REWARDS.values()] == expected
 
 
 COLUMNS = {
@@ -178,9 +158,7 @@ def test_a_reward_of_ones_own_at_fault_is_one_line(text, rewards, words):
     assert words in said and "\n" not in said and ("mine.py" in said or "reward function" in said)
 
 
-@pytest.mark.parametrize(
-    ("rewards", "reward_file", "words"), CASES["a_bad_choice_of_rewards_is_named_before_anything_is_written"]
-)
+@pytest.mark.parametrize(("rewards", "reward_file", "words"), CASES["bad_choices"])
 def test_a_bad_choice_of_rewards_is_named_before_anything_is_written(rewards, reward_file, words):
     Path("mine.py").write_text("def brief(prompts, completions, **columns): return [0.0] * len(completions)")
     Path("mine.txt").write_text("")

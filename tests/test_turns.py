@@ -24,16 +24,17 @@ from run import checks, page
 from settings import HERE, UserError
 from task import turns
 from task.prompts import to_prompt
+from task.questions import read_questions
 from task.run_grader import load_file
 
 CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 GRID = "examples/grid/grid_world.py"
-T, TURNS, ROWS = 30, 5, 16  # tokens and turns of an episode here, rows of a call
+T, TURNS = 30, 5  # tokens and turns of an episode here
 world = load_file(HERE / GRID, "ENVIRONMENT")
 
 
 def constants(*arguments):
-    shape = f"MAX_TURNS={TURNS}", "MAX_PROMPT_LENGTH=8"
+    shape = f"MAX_TURNS={TURNS}", "MAX_PROMPT_LENGTH=8", f"TOTAL_GENERATION_STEPS={T}", "TEMPERATURE=1"
     c = settings.read(demo.Constants, (f"ENVIRONMENT={GRID}", *shape, *arguments))
     checks.refuse(c)
     return c
@@ -41,29 +42,23 @@ def constants(*arguments):
 
 @functools.cache
 def engine():
-    actor, mesh, config, hf = load("tiny_grid", ROWS, 8, T)
+    actor, mesh, config, hf = load("tiny_grid", 16, 8, T)  # rows of a call
     tokenizer = TokenizerAdapter(llama.load_tokenizer(HERE / "tiny_grid"))
-    return rollout.MaxTextRollout(actor, tokenizer, mesh, sampling(), maxtext_config=config, hf=hf)
+    how = rollout.sampling_config(constants(), seed=jax.random.key(0))
+    return rollout.MaxTextRollout(actor, tokenizer, mesh, how, maxtext_config=config, hf=hf)
 
 
-def sampling(seed=0, temperature=1.0):
-    c = constants(f"TEMPERATURE={temperature}", f"TOTAL_GENERATION_STEPS={T}")
-    return rollout.sampling_config(c, seed=jax.random.key(seed))
-
-
-def walk(questions, *arguments, seed=0, temperature=1.0):
-    made = engine()
-    form = dict(template="{question}", system_prompt="")
+def walk(questions, *arguments, seed=0):
+    made, c, form = engine(), constants(*arguments), dict(template="{question}", system_prompt="")
     prompts = [to_prompt(made.tokenizer.tokenizer, question, **form) for question in questions]
-    return turns.walk(constants(*arguments), made, prompts, questions, sampling(seed, temperature))
+    return turns.walk(c, made, prompts, questions, rollout.sampling_config(c, seed=jax.random.key(seed)))
 
 
-KINDS = ("", "slippery ", "walls ")
-QUESTIONS = [f"{KINDS[i % 3]}row {1 + i % 3} column {1 + i % 4}" for i in range(27)]
+QUESTIONS = [f"{('', 'slippery ', 'walls ')[i % 3]}row {1 + i % 3} column {1 + i % 4}" for i in range(27)]
 
 
 def test_the_log_probs_of_an_episode_are_those_of_one_pass_over_it():
-    output = walk(QUESTIONS, temperature=0.7)
+    output = walk(QUESTIONS, "TEMPERATURE=0.7")
     logits = full_forward(engine(), output, T)[0] / 0.7
     logits[..., engine().pad_id()] = -np.inf  # never drawn
     expected = np.asarray(jax.nn.log_softmax(logits))
@@ -194,6 +189,16 @@ def test_the_grid_is_chapter_1s():
     assert len(ours) == 15 * 5  # with the move that is none
 
 
+@pytest.mark.parametrize("name", ["", "slippery", "walls"])
+def test_the_data_sets_answers_are_the_best_returns(name):
+    for split in ("train", "test", "validation"):
+        rows, _ = read_questions(f"examples/grid/{name or 'plain'}/{split}.jsonl", split)
+        worlds, places = zip(*(world.read(row["question"]) for row in rows))
+        assert set(worlds) == {name} and sorted(places) == sorted(world.starts(name))
+        for place, row in zip(places, rows):
+            assert row["answer"] == f"{max(world.q_star(name, 0.99)[place, m] for m in world.MOVES):.2f}"
+
+
 def test_slips_and_walls():
     chances, here = [], world.Environment()
     for seed in range(2000):
@@ -217,7 +222,7 @@ def test_a_tool_answers_in_the_middle_of_a_message(tmp_path):
     """Hot, the model writes any word. STOP ends an action, its own end the episode."""
     questions = ["row 1 column 1"] * 16 + ["row 2 column 1"] * 16
     path = written(tmp_path, CASES["tool"])
-    output = walk(questions, f"ENVIRONMENT={path}", temperature=20.0)
+    output = walk(questions, f"ENVIRONMENT={path}", "TEMPERATURE=20")
     made = engine()
     heard = made.tokenizer.encode(" column 4", add_special_tokens=False)
     first = made.tokenizer.encode("row 1", add_special_tokens=False)
@@ -266,7 +271,7 @@ def test_a_world_that_never_ends_is_cut_off(tmp_path):
     for said, length in (("'row 1', 1.0, False, False", TURNS), ("'row 1 ' * 14, 1.0, False, False", 1),
                          ("'', 1.0, False, True", 1)):  # fmt: skip
         path = written(tmp_path, body.format(said), f"w{length}{len(said)}.py")
-        output = walk(["row 1 column 1"] * 8, f"ENVIRONMENT={path}", f"MAX_TURNS={TURNS}")
+        output = walk(["row 1 column 1"] * 8, f"ENVIRONMENT={path}")
         assert not turns.ended(output, [engine().eos_id()]).any()
         lengths = [len(episode.rewards) for episode in output.text]
         assert max(lengths) == length and max(map(len, output.tokens)) <= T

@@ -1,5 +1,6 @@
 """The variants that work on rewards, groups, lengths and steps: NumPy, by hand."""
 
+import functools
 import itertools
 import statistics
 import tomllib
@@ -19,6 +20,8 @@ from run.start import check_method
 from task.questions import mixed_batches
 from task.task import Samples, make_task
 
+CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+
 
 def samples(*groups, **fields):
     """Groups of answers with these rewards, and other fields of `Samples`."""
@@ -29,9 +32,6 @@ def samples(*groups, **fields):
 
 def advantage(name, *groups, **fields):
     return demo.TABLES["advantage"][1][name](samples(*groups, **fields))
-
-
-# --- advantages
 
 
 @pytest.mark.parametrize(("ours", "tunixs"), [("group", "grpo"), ("centered", "drgrpo"), ("rloo", "rloo")])
@@ -63,9 +63,6 @@ def test_gdpo_normalises_each_reward_by_itself():
     assert found[1] - found[0] > 0.5 and of_sum[0, 0] == of_sum[0, 1]
 
 
-# --- rollouts: from questions whose answers and rewards are given
-
-
 class Echo:
     """A language model that answers with the prompt, one token; every other answer is cut off."""
 
@@ -85,16 +82,15 @@ def rollouts(c, rewards_of, rights_of=None, steps=1, train=40, carried=None, sta
     `rewards_of` a question are its G rewards, `rights_of` one says whether its G answers are right.
     """
 
-    def of_each(values_of, texts):
-        return np.array([values_of(text)[i % 2] for i, text in enumerate(texts)], float)
+    def of_each(values_of, completions, **columns):
+        return np.array([values_of(text)[i % 2] for i, text in enumerate(completions)], float)
 
-    def reward(prompts, completions, **columns):
-        return of_each(rewards_of, completions)
+    def reward(**columns):
+        return of_each(rewards_of, **columns)
 
-    score = lambda completions, **columns: of_each(rights_of, completions)  # noqa: E731
     names = "prompts", "question", "answer", "data_source", "extra_info"
     rows = [dict.fromkeys(names, f"{i:02d}") | {"weight": "1", "source": ""} for i in range(train)]
-    grader = SimpleNamespace(functions=[reward], score=score)
+    grader = SimpleNamespace(functions=[reward], score=functools.partial(of_each, rights_of))
     task = make_task(c, dict(train=rows, test=[], validation=[]), grader, {})
     run = SimpleNamespace(first_step=start, carried={} if carried is None else carried)
     llm = Echo()
@@ -148,23 +144,12 @@ def test_a_group_has_a_signal_where_its_advantages_differ():
         assert variants.has_signal(demo.TABLES["advantage"][1][name], equal).tolist() == [False, False, True]
 
 
-@pytest.mark.parametrize(
-    ("constants", "expected"),
-    [
-        ([], [[1, 1], [1, 1]]),
-        (["MASK_OVERLONG=True"], [[1, 0], [1, 0]]),
-        (["ZERO_VARIANCE_GROUPS=skip"], [[0, 0], [1, 1]]),
-        (["ZERO_VARIANCE_GROUPS=skip", "MASK_OVERLONG=True"], [[0, 0], [1, 0]]),
-    ],
-)
+@pytest.mark.parametrize(("constants", "expected"), CASES["trained_on"])
 def test_which_answers_are_trained_on(constants, expected):
     c = constants_of("BATCH_SIZE=2", "NUM_GENERATIONS=2", *constants)
     _, [[equal, _]] = rollouts(c, lambda q: (1, 1))
     [found], _ = rollouts(c, lambda q: (2, 2) if q == equal else (1, 4))
     assert found.mask.all(axis=-1).astype(int).tolist() == expected
-
-
-# --- a function of one's own
 
 
 def test_a_readers_function_takes_the_place_of_the_pages(tmp_path):
@@ -181,11 +166,8 @@ def test_a_readers_function_takes_the_place_of_the_pages(tmp_path):
     np.testing.assert_allclose(advantage, [[1, 0, 0, -1], [0, 0, 0, 0]], atol=1e-12)
 
 
-WRONG = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["wrong_methods"]
-
-
 @pytest.mark.filterwarnings("ignore:(divide by zero|invalid value):RuntimeWarning")  # of the reader's code
-@pytest.mark.parametrize(("text", "words"), WRONG)
+@pytest.mark.parametrize(("text", "words"), CASES["wrong_methods"])
 def test_a_function_that_cannot_work_gets_one_line(text, words, tmp_path):
     own = tmp_path / "own.py"
     own.write_text(text)

@@ -28,6 +28,7 @@ from model.rollout import sampling_config
 from model.vllm import check_mapping, engine_config, engine_mapping, rounded, stochastic_round, sync_gain
 from run import memory
 
+CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 LLAMA_8B = memory.published_config()  # meta-llama/Llama-3.1-8B-Instruct
 
 # With halves, and gradients prompt by prompt: more can go wrong than with the defaults of the TPU column.
@@ -38,10 +39,6 @@ TPU_COLUMN = ["MODEL=meta-llama/Llama-3.1-8B-Instruct", "TRAINER_DEVICES_FRACTIO
 def constants_of(changes):
     """The constants of TPU_COLUMN, some of them changed; changed ones are not checked here."""
     return dataclasses.replace(settings.read(demo.Constants, TPU_COLUMN), **changes)
-
-
-# --- devices
-CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
 
 @pytest.mark.parametrize(("count", "changes", "trainer", "data", "model"), CASES["split"])
@@ -69,9 +66,6 @@ def test_a_qwen3_whose_heads_the_engine_would_pad_is_refused():
         devices.plan_devices(constants_of(dict(ROLLOUT_ENGINE="maxtext")), hf, list(range(4)))
 
 
-# --- Tunix's options
-
-
 def test_tunix_knows_every_option_that_is_set():
     mesh = jax.sharding.Mesh(np.array(range(8)).reshape(2, 4), ("data", "model"))
     c = constants_of({})
@@ -81,24 +75,10 @@ def test_tunix_knows_every_option_that_is_set():
     assert config.rollout_vllm_sampling_kwargs["stop_token_ids"] == [1, 2]
 
 
-# --- weights
-
-
-def abstract_actor(hf):
-    """The MaxText model under Tunix's adapter, all shapes and no memory."""
-    sizes = dict(rows=16, prompt_tokens=256, new_tokens=768)
-    config = llama.to_maxtext_config(hf, **sizes, dtype="bfloat16", scan_layers=True)
-    return TunixMaxTextAdapter(llama.abstract_model(hf, config)[0], pad_id=0)
-
-
-def engine_state(shapes, make):
+def engine_state(shapes, make=lambda shape: jax.ShapeDtypeStruct(shape, "bfloat16")):
     """A state like the engine's: parameters by dotted name; layer numbers are integers, as in nnx lists."""
     paths = {name: tuple(int(p) if p.isdigit() else p for p in name.split(".")) for name in shapes}
     return nnx.State.from_flat_path({paths[name]: nnx.Param(make(shape)) for name, shape in shapes.items()})
-
-
-def empty(shape):
-    return jax.ShapeDtypeStruct(shape, "bfloat16")
 
 
 def transfer(source, target, mapping):
@@ -111,20 +91,22 @@ def transfer(source, target, mapping):
 
 @pytest.fixture(scope="module")
 def llama_8b():
-    """Abstract actor and engine of Llama 3.1 8B; vllm_engine.py compares the JSON file with the engine."""
+    """Actor and engine of Llama 3.1 8B, all shapes; vllm_engine.py compares the JSON file with the engine."""
     shapes = json.loads((GOLDEN / "vllm_llama31_8b.json").read_text())
     assert sum(map(np.prod, shapes.values())) == 8_030_261_248
-    return abstract_actor(LLAMA_8B), shapes
+    sizes = dict(rows=16, prompt_tokens=256, new_tokens=768)
+    config = llama.to_maxtext_config(LLAMA_8B, **sizes, dtype="bfloat16", scan_layers=True)
+    return TunixMaxTextAdapter(llama.abstract_model(LLAMA_8B, config)[0], pad_id=0), shapes
 
 
 def test_every_weight_of_the_8b_model_has_one_place_in_the_engine_and_fills_it(llama_8b):
     actor, shapes = llama_8b
     source, mapping = nnx.state(actor, nnx.Param), engine_mapping(actor, "llama3.1-8b", 128)
     assert sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(source)) == 8_030_261_248
-    check_mapping(mapping.to_hf_mappings, source, engine_state(shapes, empty))
+    check_mapping(mapping.to_hf_mappings, source, engine_state(shapes))
 
-    def move(source):  # Tunix's own transfer, traced; what it does not fill is still `empty` and no tracer
-        moved = transfer(source, engine_state(shapes, empty), mapping)
+    def move(source):  # Tunix's own transfer, traced; what it does not fill is still a shape and no tracer
+        moved = transfer(source, engine_state(shapes), mapping)
         assert all(isinstance(leaf, jax.core.Tracer) for leaf in moved.values())
         return moved
 
@@ -148,7 +130,7 @@ def test_a_map_with_a_hole_is_refused(llama_8b, source, name, engines):
     if engines:
         names[f"base.decoder.{source}"] = engines, axes
     with pytest.raises(ValueError, match=f"misses.*{name}"):
-        check_mapping(names, nnx.state(actor, nnx.Param), engine_state(shapes, empty))
+        check_mapping(names, nnx.state(actor, nnx.Param), engine_state(shapes))
 
 
 def engine_weights(hf, weights, width):
@@ -184,9 +166,6 @@ def test_the_engine_receives_the_numbers_of_the_checkpoint(name):
     for name, array in expected.items():
         # float32: the query is divided by sqrt(H) on the way in and multiplied on the way out
         np.testing.assert_allclose(moved[name], array, rtol=1e-6, err_msg=name)
-
-
-# --- bfloat16
 
 
 def on_the_grid(folder):

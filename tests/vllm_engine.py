@@ -57,17 +57,12 @@ class Session:
         questions, source = read_data(self.c)["test"]
         too_long = folder / "too_long.csv"
         self.rows = prompts.make_prompts(self.c, questions[:64], source, self.tokenizer, False, too_long)
-        self.grader = run_grader.make_grader("", "", reward_func, self.rows)
+        self.grader = run_grader.make_grader(self.c.REWARDS, "", reward_func, self.rows)
         self.llm = load_llm(self.c, model, self.hf, self.tokenizer)
         self.config = llama.to_run_config(self.c, self.hf, per_device_batch_size=64 / jax.device_count())
 
     def train(self):
         return train_llm(self.c, self.llm, self.grader, self.rows, self.folder)
-
-    def ask(self, rollout, config_name=""):
-        prompts = [row["prompts"] for row in self.rows]
-        seed = jax.random.key(0) if rollout is not self.llm.rollout else None
-        return rollout.generate(prompts, sampling_config(self.c, config_name, seed=seed))
 
     def answers(self):
         """Greedy, of the engine, and of the trainer's own model decoded by rollout.py."""
@@ -76,7 +71,9 @@ class Session:
             llm.actor, llm.tokenizer, llm.mesh, sampling_config(c, "greedy"), maxtext_config=self.config,
             hf=self.hf, merge=functools.partial(lora.merge, scale=c.LORA_ALPHA / (c.LORA_RANK or 1)),
         )  # fmt: skip
-        return self.ask(llm.rollout, "greedy"), self.ask(rollout, "greedy")
+        asked = [row["prompts"] for row in self.rows]
+        engines = llm.rollout.generate(asked, sampling_config(c, "greedy", seed=None))
+        return engines, rollout.generate(asked, sampling_config(c, "greedy", seed=jax.random.key(0)))
 
 
 def steps_that_agree(session):
@@ -135,19 +132,17 @@ def test_lora_is_merged_before_the_engine_gets_the_weights(tmp_path):
     assert resumed.answers()[0].text == after
 
 
-# Two key/value heads, which the engine splits between two devices; no padding (see plan_devices).
-QWEN3_HEADS = dict(num_attention_heads=4, num_key_value_heads=2, head_dim=128)
-
-
 def test_the_engine_answers_as_a_qwen3_before_and_after_training(tmp_path):
-    """Its output layer is its own: a tied one MaxText rounds to bfloat16, and the engine does not."""
-    model = test_qwen3.make(tmp_path / "qwen3", tie_word_embeddings=False, **QWEN3_HEADS)
+    """Its output layer is its own: a tied one MaxText rounds to bfloat16, and the engine does not.
+
+    Two key/value heads, which the engine splits between two devices; no padding (see plan_devices).
+    """
+    heads = dict(num_attention_heads=4, num_key_value_heads=2, head_dim=128)
+    model = test_qwen3.make(tmp_path / "qwen3", tie_word_embeddings=False, **heads)
     weights = safetensors.numpy.load_file(model / "model.safetensors")
     weights["lm_head.weight"][0] = 0  # else it would answer with padding, which the trainer masks
     safetensors.numpy.save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
-    session = Session(tmp_path, f"MODEL={model}", "REWARDS=match_format_approximately")
-    session.grader = run_grader.make_grader("match_format_approximately", "", reward_func, session.rows)
-    steps_that_agree(session)
+    steps_that_agree(Session(tmp_path, f"MODEL={model}", "REWARDS=match_format_approximately"))
 
 
 def test_the_engines_8b_model_has_the_weights_of_the_golden_file(monkeypatch):
