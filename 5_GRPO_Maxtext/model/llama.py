@@ -48,6 +48,8 @@ def load_hf_config(model: str, weights: bool = True) -> tuple[Path, transformers
     if not folder.is_dir():
         patterns = ["*.json", "*.jinja", "README.md", "LICENSE*"]  # the last two: an export names the licence
         folder = from_hub(model, patterns + ["*.safetensors"] * weights)
+    if not (folder / "config.json").is_file():
+        raise UserError(f"MODEL={model}: {folder} has no config.json; give a Hugging Face model folder")
     if weights:
         weight_files(folder)
     try:
