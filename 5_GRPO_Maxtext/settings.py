@@ -36,9 +36,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # "PyTorch was not found": we don't need it
 
 HERE = Path(__file__).resolve().parent  # folder 5
-NOT_WRITABLE = {
-    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOSPC,
-}  # fmt: skip
+NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENOSPC}
 SMALL_HIDDEN_SIZE = 1024  # a model below it takes the laptop column
 
 # Types of constants that have a range.

@@ -74,8 +74,11 @@ def traced(steps: Iterable[Any], folder: str) -> Iterator[Any]:
 
     TensorBoard looks for the trace in `folder` (empty = no trace).
     """
-    if folder and "://" not in folder:  # before there is a step to lose
-        Path(folder).mkdir(parents=True, exist_ok=True)
+    try:
+        if folder and "://" not in folder:  # before there is a step to lose
+            Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"PROFILE_DIR={folder}: {error.strerror}; choose another folder") from None
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # tracing Python calls would make the file a hundred times larger
     for count, step in enumerate(steps, start=1):

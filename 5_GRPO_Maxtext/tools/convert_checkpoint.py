@@ -239,6 +239,9 @@ def main(arguments: Sequence[str]) -> None:
     shutil.rmtree(partial, ignore_errors=True)  # of a conversion that was killed
     try:
         partial.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"TARGET={c.TARGET}: {error.strerror}; choose another folder") from None
+    try:
         if gguf:
             use = gguf_to_huggingface(c, source, partial)
         elif saved:
