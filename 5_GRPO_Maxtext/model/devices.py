@@ -70,8 +70,7 @@ def machine_for(c) -> Machine:
         card = next((card for card, row in CARDS.items() if row["name"] == name), "")
         name = f"{count}x" * (count > 1) + (card or name)
         return Machine(platform, name, float(device.compute_capability), card, count)
-    planned = c.DRY_RUN and not settings.is_small(c.MODEL)
-    return TPU if planned else Machine(platform, name, chips=count)
+    return TPU if c.DRY_RUN and not settings.is_small(c.MODEL) else Machine(platform, name, chips=count)
 
 
 def check_machine(c) -> None:

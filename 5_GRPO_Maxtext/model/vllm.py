@@ -172,7 +172,6 @@ def engine_class() -> type[BaseRollout]:
             params = nnx.state(self._actor, nnx.Param)  # with LoRA more than the trained ones
             super().update_params(params, filter_types)
             if self._merge:
-                gain = sync_gain(params, self._merge, self._mapping, self.parameters())
-                self.metrics = {"sync_gain": gain}
+                self.metrics = {"sync_gain": sync_gain(params, self._merge, self._mapping, self.parameters())}
 
     return MaxTextToVllm

@@ -64,9 +64,8 @@ def as_letters(tokenizer, text: str) -> str:
 
 def chat(tokenizer, messages: Sequence[Mapping[str, str]]) -> str:
     """`messages` in the tokenizer's chat template, dated DAY so that a resumed run gets the same prompts."""
-    return tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, tokenize=False, strftime_now=DAY.strftime
-    )
+    how = dict(add_generation_prompt=True, tokenize=False, strftime_now=DAY.strftime)
+    return tokenizer.apply_chat_template(messages, **how)
 
 
 def to_prompt(tokenizer, question: str, *, template: str, system_prompt: str) -> str:

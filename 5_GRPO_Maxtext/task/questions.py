@@ -298,5 +298,4 @@ def mixed_batches(rows: list[dict[str, str]], seed: int, batch_size: int):
     parts = by_file(rows).values()
     whole = map(grain.MapDataset.source, parts)
     sources = [part.shuffle(seed=seed + i).repeat(EPOCHS) for i, part in enumerate(whole)]
-    weights = [float(part[0]["weight"]) for part in parts]
-    return grain.MapDataset.mix(sources, weights).batch(batch_size)
+    return grain.MapDataset.mix(sources, [float(part[0]["weight"]) for part in parts]).batch(batch_size)
