@@ -23,7 +23,7 @@ from task.run_grader import COURSE_REWARDS
 G, STEPS = 4, 4
 KEPT = [1, 3, 4]  # the first, every third, the last
 ARGUMENTS = [*SHORT, f"NUM_BATCHES={STEPS}", "LOG_ANSWERS_EVERY=3", "SAVE_INTERVAL_STEPS=1", "MAX_TO_KEEP=20",
-             "WARMUP_FRACTION=0.0", "TEMPERATURE_END=0.6", "EVAL_EVERY=0", "NUM_ITERATIONS=2",
+             "LEARNING_RATE=5e-4", "TEMPERATURE_END=0.6", "EVAL_EVERY=0", "NUM_ITERATIONS=2",
              "ZERO_VARIANCE_GROUPS=refill", "MASK_OVERLONG=True", "TOTAL_GENERATION_STEPS=13"]  # fmt: skip
 
 
