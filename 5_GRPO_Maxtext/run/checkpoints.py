@@ -119,10 +119,8 @@ def restore(manager: ocp.CheckpointManager, step: int, params, opt_state=None) -
     except Exception as error:  # Orbax, tensorstore, json and the network share no error type
         others = [str(other) for other in manager.all_steps() if other < step]
         remedy = f"move it away to go on from {others[-1]}" if others else "put a whole one back"
-        fault = (
-            f"checkpoint {step} in {manager.directory} cannot be read as this MODEL's ({first_line(error)})"
-        )
-        raise UserError(f"{fault}; try again, or {remedy}") from None
+        fault = f"checkpoint {step} in {manager.directory} cannot be read as this MODEL's"
+        raise UserError(f"{fault} ({first_line(error)}); try again, or {remedy}") from None
     if opt_state is None:
         return restored["weights"], None, {}
     opt_state = jax.tree.unflatten(jax.tree.structure(opt_state), restored["moments"])
