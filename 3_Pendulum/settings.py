@@ -31,17 +31,17 @@ def read[C](kind: type[C], arguments: Sequence[str]) -> C:
     """The dataclass `kind`, changed by `NAME=value` each. UserError if one is unknown or out of range."""
     if {"--help", "-h"} & set(arguments):
         tyro.cli(kind, args=["--help"], config=(tyro.conf.FlagConversionOff,), use_underscores=True)
-    values = dict(argument.removeprefix("--").partition("=")[::2] for argument in arguments)
-    for name, argument in zip(values, arguments):
+    pairs = [argument.removeprefix("--").partition("=")[::2] for argument in arguments]
+    for (name, _), argument in zip(pairs, arguments):
         if name not in kind.__dataclass_fields__ or "=" not in argument:
             near = ", ".join(difflib.get_close_matches(name.upper(), kind.__dataclass_fields__, cutoff=0.5))
             hint = f"write NAME=value, nearest names: {near or 'none'} (--help lists all)"
             raise UserError(f"{argument!r}: no such constant; {hint}")
     try:
-        return pydantic.TypeAdapter(kind).validate_python(values)
+        return pydantic.TypeAdapter(kind).validate_python(dict(pairs))
     except pydantic.ValidationError as error:
         [name, *_], said = error.errors()[0]["loc"], error.errors()[0]["msg"]
-        given = repr(f"{name}={values[name]}")[1:-1]  # in one line, whatever was typed
+        given = repr(f"{name}={dict(pairs)[name]}")[1:-1]  # in one line, whatever was typed
         raise UserError(f"{given}: {said.replace('Input should', 'must')}") from None
 
 
