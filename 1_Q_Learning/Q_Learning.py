@@ -6,10 +6,11 @@ The update after every move (Watkins 1989; Sutton & Barto, 2nd edition, eq. 6.8)
 
 Read first: `play_episode`, `select_action`, `q_update`. The world is grid.py.
 
-Not here, and why: a step size that shrinks with the visits (Watkins & Dayan 1992 need one for their proof;
-this world is deterministic, so a constant one converges too), random tie-breaking (argmax takes the first of
-equal values; where two moves are equally good to the end, as in nine of the states, either is right), a
-second table against maximization bias (no noise, no bias), gymnasium (the world is one function).
+Not here, and why: a step size that shrinks with the visits (Watkins & Dayan 1992 need one for their
+proof; this world is deterministic, so a constant one converges too), random tie-breaking (argmax
+takes the first of equal values; where two moves are equally good to the end, as in nine of the
+states, either is right), a second table against maximization bias (no noise, no bias), gymnasium
+(the world is one function).
 
     python 1_Q_Learning/Q_Learning.py                  # 2 to 3 seconds after imports on 2 cores of an EPYC
     python 1_Q_Learning/Q_Learning.py ALPHA=1.0 SEED=1
@@ -30,13 +31,15 @@ import settings
 from settings import Count, CountOrOff, Negative, Positive, Probability, Seed, Share, TwoOrMore
 
 
-# %% Constants ------------------------------------------------------------------------------------------
+# %% Constants -------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
 class Constants:
     """Edit a value here, or give it for one run as NAME=value."""
 
     # --- the world
-    SIZE: TwoOrMore = 4  # rows and columns of the grid; the start is upper left, the goal lower right
+    SIZE: TwoOrMore = (
+        4  # rows and columns of the grid; the start is upper left, the goal lower right
+    )
     GOAL_REWARD: Positive = 100.0  # for the move that reaches the goal, instead of STEP_REWARD
     STEP_REWARD: Negative = -1.0  # for every other move, bumping into a wall included
     # --- learning
@@ -45,7 +48,9 @@ class Constants:
     NUM_EPISODES: Count = 20_000  # each from the start to the goal, or to the step limit
     MAX_STEPS_PER_EPISODE: Count = 100  # then the episode is truncated, which is not a termination
     # --- exploration: the probability of a random action falls linearly, then stays
-    EPSILON_START: Probability = 1.0  # probability of a random action at first; 1: all moves are random
+    EPSILON_START: Probability = (
+        1.0  # probability of a random action at first; 1: all moves are random
+    )
     EPSILON_END: Probability = 0.01  # ... and in the end; 0: no exploration at the end
     DECAY_EPISODES: Count = 10_000  # episodes from EPSILON_START to EPSILON_END
     # --- the run
@@ -57,19 +62,22 @@ class Constants:
     def __post_init__(self):
         way = 2 * (self.SIZE - 1)
         settings.check(self, "SIZE", self.SIZE <= 100, "from 2 to 100")
-        enough, text = way <= self.MAX_STEPS_PER_EPISODE, f"{way} or more, the length of the shortest way"
+        enough, text = (
+            way <= self.MAX_STEPS_PER_EPISODE,
+            f"{way} or more, the length of the shortest way",
+        )
         settings.check(self, "MAX_STEPS_PER_EPISODE", enough, text)
         below = f"at most EPSILON_START={self.EPSILON_START}"
         settings.check(self, "EPSILON_END", self.EPSILON_END <= self.EPSILON_START, below)
 
 
-# %% Training -------------------------------------------------------------------------------------------
+# %% Training --------------------------------------------------------------------------------------
 def train(c: Constants, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Plays NUM_EPISODES episodes and learns after each move; `rng` draws the exploration.
 
-    Returns the table, float64 [16, 4]; the log, [rows, 4], a row per LOG_EVERY episodes (the last may have
-    fewer): the episodes so far, then the means of epsilon, return (undiscounted) and steps; the tables at the
-    end of each row, [rows, 16, 4].
+    Returns the table, float64 [16, 4]; the log, [rows, 4], a row per LOG_EVERY episodes (the last
+    may have fewer): the episodes so far, then the means of epsilon, return (undiscounted) and
+    steps; the tables at the end of each row, [rows, 16, 4].
     """
     Q = np.zeros((c.SIZE**2, len(grid.ACTIONS)))
     log, tables, block = [], [], []
@@ -81,11 +89,17 @@ def train(c: Constants, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarra
             tables.append(Q.copy())
             block = []
             if c.PRINT_EVERY and len(log) % c.PRINT_EVERY == 0:
-                tqdm.write("episode {:6d}   epsilon {:.3f}   return {:7.2f}   steps {:6.2f}".format(*log[-1]))
+                tqdm.write(
+                    "episode {:6d}   epsilon {:.3f}   return {:7.2f}   steps {:6.2f}".format(
+                        *log[-1]
+                    )
+                )
     return Q, np.array(log), np.array(tables)
 
 
-def play_episode(c: Constants, Q: np.ndarray, epsilon: float, rng: np.random.Generator) -> tuple[float, int]:
+def play_episode(
+    c: Constants, Q: np.ndarray, epsilon: float, rng: np.random.Generator
+) -> tuple[float, int]:
     """One episode, which changes the table in place. Returns the undiscounted return and the steps."""
     state, episode_return, steps = grid.START, 0.0, 0
     terminated = truncated = False
@@ -100,16 +114,22 @@ def play_episode(c: Constants, Q: np.ndarray, epsilon: float, rng: np.random.Gen
     return episode_return, steps
 
 
-# %% Algorithm ------------------------------------------------------------------------------------------
+# %% Algorithm -------------------------------------------------------------------------------------
 def epsilon_at(c: Constants, episode: int) -> float:
-    """The probability of a random action: EPSILON_START at episode 0, EPSILON_END from DECAY_EPISODES on."""
-    return c.EPSILON_START + (c.EPSILON_END - c.EPSILON_START) * min(episode / c.DECAY_EPISODES, 1.0)
+    """The probability of a random action: EPSILON_START at episode 0, EPSILON_END from
+    DECAY_EPISODES on.
+    """
+    return c.EPSILON_START + (c.EPSILON_END - c.EPSILON_START) * min(
+        episode / c.DECAY_EPISODES, 1.0
+    )
 
 
 def select_action(state: int, Q: np.ndarray, epsilon: float, rng: np.random.Generator) -> int:
-    """Epsilon-greedy, the behavior policy (Sutton & Barto, section 2.2): among equal values the first action.
+    """Epsilon-greedy, the behavior policy (Sutton & Barto, section 2.2): among equal values the
+    first action.
 
-    The random one, drawn with probability epsilon, may be the greedy one by chance. Q is float64 [16, 4].
+    The random one, drawn with probability epsilon, may be the greedy one by chance. Q is float64
+    [16, 4].
     """
     if rng.random() < epsilon:
         return int(rng.integers(Q.shape[1]))
@@ -117,23 +137,30 @@ def select_action(state: int, Q: np.ndarray, epsilon: float, rng: np.random.Gene
 
 
 def q_update(
-    Q: np.ndarray, state: int, action: int, reward: float, next_state: int, terminated: bool,
-    alpha: float, gamma: float,
-) -> None:  # fmt: skip
-    """The whole of Q-learning (Sutton & Barto, eq. 6.8): changes one entry of the table [16, 4], in place.
+    Q: np.ndarray,
+    state: int,
+    action: int,
+    reward: float,
+    next_state: int,
+    terminated: bool,
+    alpha: float,
+    gamma: float,
+) -> None:
+    """The whole of Q-learning (Sutton & Barto, eq. 6.8): changes one entry of the table [16, 4], in
+    place.
 
-    An episode that the step limit cuts off has *not* terminated: the world would have gone on, so the value
-    of next_state still counts.
+    An episode that the step limit cuts off has *not* terminated: the world would have gone on, so
+    the value of next_state still counts.
     """
-    # Bootstrapping: the table's own estimate replaces the rest of the return. Its max over a', whatever
-    # action is taken next, makes the method off-policy. (1 - terminated): nothing comes after the goal,
-    # whatever the table holds in that row.
+    # Bootstrapping: the table's own estimate replaces the rest of the return. Its max over a',
+    # whatever action is taken next, makes the method off-policy. (1 - terminated): nothing comes
+    # after the goal, whatever the table holds in that row.
     td_target = reward + gamma * (1 - terminated) * Q[next_state].max()
     td_error = td_target - Q[state, action]
     Q[state, action] += alpha * td_error
 
 
-# %% Main -----------------------------------------------------------------------------------------------
+# %% Main ------------------------------------------------------------------------------------------
 def main(arguments: list[str]) -> dict[str, Any]:
     """Trains, compares with the optimum, fills the run's folder. Returns what result.json holds."""
     started = time.perf_counter()
@@ -147,7 +174,9 @@ def main(arguments: list[str]) -> dict[str, Any]:
     optimal = grid.optimal_from_every_state(c, Q)
     result = {"max_abs_error": float(errors[-1]), "optimal_from_every_state": optimal}
     columns = ["episode", "epsilon", "return", "steps", "max_abs_error"]
-    log_rows = [dict(zip(columns, [int(row[0]), *row[1:], error])) for row, error in zip(log, errors)]
+    log_rows = [
+        dict(zip(columns, [int(row[0]), *row[1:], error])) for row, error in zip(log, errors)
+    ]
     runs.write_log(run_dir, log_rows)
     table_rows = [{"state": state} | dict(zip(grid.ACTIONS, row)) for state, row in enumerate(Q)]
     runs.write_csv(run_dir / "q_table.csv", table_rows)

@@ -7,7 +7,7 @@ import numpy as np
 import grader
 import settings
 
-# %% select_action --------------------------------------------------------------------------------------
+# %% select_action ---------------------------------------------------------------------------------
 VALUES = np.array([[0.0, 3.0, 1.0, 2.0], [1.0, 1.0, 5.0, 1.0], [0.0, 1.0, 2.0, 3.0]])
 DRAWS = 5_000
 
@@ -16,7 +16,9 @@ def look_at_select_action(function: Callable) -> Iterator[tuple[str, np.ndarray]
     """How often each action is chosen; a function may draw in any order."""
     for state, epsilon in ((0, 0.0), (2, 0.0), (0, 1.0), (0, 0.4)):
         rng = np.random.default_rng(0)
-        actions = [function(state, VALUES.copy(), epsilon, rng) for _ in range(DRAWS if epsilon else 10)]
+        actions = [
+            function(state, VALUES.copy(), epsilon, rng) for _ in range(DRAWS if epsilon else 10)
+        ]
         for action in actions:
             if np.asarray(action).dtype.kind not in "iu" or np.ndim(action) or not 0 <= action < 4:
                 raise ValueError(f"it returns {action!r}; an action is a whole number from 0 to 3")
@@ -44,9 +46,9 @@ SELECT_ACTION = grader.Exercise(
         "the greedy action is the whole table's, not the row's": "Q[s].argmax() => Q.argmax() % 4",
     },
     tolerance=0.05,  # a share of 5,000 draws strays by 0.007: two of them, five standard deviations
-)  # fmt: skip
+)
 
-# %% q_update -------------------------------------------------------------------------------------------
+# %% q_update --------------------------------------------------------------------------------------
 TABLE = np.array([[1.0, 2.0], [5.0, 3.0], [8.0, 6.0]])
 
 
@@ -94,7 +96,7 @@ Q_UPDATE = grader.Exercise(
 EXERCISES = {"select_action": SELECT_ACTION, "q_update": Q_UPDATE}
 
 
-# %% Main -----------------------------------------------------------------------------------------------
+# %% Main ------------------------------------------------------------------------------------------
 def main(*functions: Callable) -> None:
     """Judges the reader's functions. If all are right, trains with them: exit code 0, else 1."""
 

@@ -11,24 +11,32 @@ import exercise_checks
 
 
 def select_action(state: int, Q: np.ndarray, epsilon: float, rng: np.random.Generator) -> int:
-    """Epsilon-greedy (Sutton & Barto, section 2.2): an action, a whole number from 0 to actions - 1.
+    """Epsilon-greedy (Sutton & Barto, section 2.2): an action, a whole number from 0 to actions -
+    1.
 
-    With probability epsilon it's drawn uniformly from all of them, the greedy one included; else it's the
-    greedy one, argmax_a Q(state, a). Q is float64 [states, actions]; `rng.random()` and `rng.integers(n)` are
-    all you need.
+    With probability epsilon it's drawn uniformly from all of them, the greedy one included; else
+    it's the greedy one, argmax_a Q(state, a). Q is float64 [states, actions]; `rng.random()` and
+    `rng.integers(n)` are all you need.
     """
     raise NotImplementedError
 
 
 def q_update(
-    Q: np.ndarray, state: int, action: int, reward: float, next_state: int, terminated: bool,
-    alpha: float, gamma: float,
-) -> None:  # fmt: skip
+    Q: np.ndarray,
+    state: int,
+    action: int,
+    reward: float,
+    next_state: int,
+    terminated: bool,
+    alpha: float,
+    gamma: float,
+) -> None:
     """The whole of Q-learning (Sutton & Barto, eq. 6.8). Changes one entry of the table in place.
 
         Q(S, A) <- Q(S, A) + alpha * (R + gamma * (1 - terminated) * max_a' Q(S', a') - Q(S, A))
 
-    Q is float64 [states, actions]. Where terminated, nothing comes after, whatever Q says of next_state.
+    Q is float64 [states, actions]. Where terminated, nothing comes after, whatever Q says of
+    next_state.
     """
     raise NotImplementedError
 

@@ -17,10 +17,11 @@ MOVES = [(-1, 0), (1, 0), (0, -1), (0, 1)]  # (rows, columns), in the order of A
 
 
 def step(c: Any, state: int, action: int) -> tuple[int, float, bool]:
-    """One move from a state, 0 to SIZE^2 - 1 but for the goal: next_state, reward, terminated (at the goal).
+    """One move from a state, 0 to SIZE^2 - 1 but for the goal: next_state, reward, terminated (at
+    the goal).
 
-    A wall keeps the agent where it is, and the move still costs STEP_REWARD. The move that reaches the goal
-    earns GOAL_REWARD only; STEP_REWARD is not added to it.
+    A wall keeps the agent where it is, and the move still costs STEP_REWARD. The move that reaches
+    the goal earns GOAL_REWARD only; STEP_REWARD is not added to it.
     """
     row, column = divmod(state, c.SIZE)
     rows, columns = MOVES[action]
@@ -31,10 +32,11 @@ def step(c: Any, state: int, action: int) -> tuple[int, float, bool]:
 
 
 def value_iteration(c: Any) -> np.ndarray:
-    """The optimal action values [SIZE^2, 4], computed from the rules of the world; the goal's row is 0.
+    """The optimal action values [SIZE^2, 4], computed from the rules of the world; the goal's row
+    is 0.
 
-    Sweeps over all pairs with the Bellman optimality equation (Sutton & Barto, eq. 3.20) until no value
-    changes.
+    Sweeps over all pairs with the Bellman optimality equation (Sutton & Barto, eq. 3.20) until no
+    value changes.
     """
     q_star = np.zeros((c.SIZE**2, len(ACTIONS)))
     change = np.inf
@@ -49,7 +51,9 @@ def value_iteration(c: Any) -> np.ndarray:
 
 
 def greedy_moves(c: Any, Q: np.ndarray, state: int) -> int | None:
-    """The number of moves from a state to the goal by the greedy policy, or None if it never gets there."""
+    """The number of moves from a state to the goal by the greedy policy, or None if it never gets
+    there.
+    """
     goal = len(Q) - 1
     for moves in range(len(Q)):  # a way that visits no state twice is shorter than this
         if state == goal:
@@ -59,6 +63,8 @@ def greedy_moves(c: Any, Q: np.ndarray, state: int) -> int | None:
 
 
 def optimal_from_every_state(c: Any, Q: np.ndarray) -> bool:
-    """Whether the greedy policy takes the shortest way from every state, also from those it never visits."""
+    """Whether the greedy policy takes the shortest way from every state, also from those it never
+    visits.
+    """
     # a step to the right or down is one nearer to the goal, and leads to a larger number
     return all(step(c, state, int(Q[state].argmax()))[0] > state for state in range(len(Q) - 1))

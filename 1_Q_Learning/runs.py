@@ -17,11 +17,14 @@ from tensorboardX.summary import scalar
 
 from settings import UserError
 
-RUNS = Path(os.path.relpath(Path(__file__).resolve().parent.parent / "runs"))  # wherever a script is called
+# wherever a script is called
+RUNS = Path(os.path.relpath(Path(__file__).resolve().parent.parent / "runs"))
 
 
 def open_run(name: str, c: Any) -> Path:
-    """Makes a run's folder with constants.json, RUN_DIR or a new one in runs/NAME; UserError if it's used."""
+    """Makes a run's folder with constants.json, RUN_DIR or a new one in runs/NAME; UserError if
+    it's used.
+    """
     folder = Path(c.RUN_DIR or RUNS / name / f"{datetime.now():%Y-%m-%d_%H-%M-%S.%f}")
     if (folder / "result.json").exists():
         raise UserError(f"RUN_DIR={folder}: holds the result of another run; choose another folder")

@@ -11,11 +11,14 @@ from gymnasium.envs.phys2d.cartpole import CartPoleFunctional, CartPoleParams
 from tqdm import tqdm
 
 ENV = CartPoleFunctional()
-# Trap: Gymnasium 1.4.0's own default of polemass_length is mass + length (0.6). CartPole-v1 multiplies them.
+# Trap: Gymnasium 1.4.0's own default of polemass_length is mass + length (0.6). CartPole-v1
+# multiplies them.
 PHYSICS = CartPoleParams(polemass_length=0.05)
 MAX_EPISODE_STEPS = gymnasium.spec("CartPole-v1").max_episode_steps  # 500
-SOLVED = gymnasium.spec("CartPole-v1").reward_threshold  # 475: a mean return from here on counts as solved
-# Where an episode ends (position 2.4, angle 0.21), and about the largest speeds that a balancing cart meets.
+# 475: a mean return from here on counts as solved
+SOLVED = gymnasium.spec("CartPole-v1").reward_threshold
+# Where an episode ends (position 2.4, angle 0.21), and about the largest speeds that a balancing
+# cart meets.
 OBSERVATION_SCALE = (2.4, 3.0, 0.21, 3.0)  # m, m/s, rad, rad/s
 QUICK_EVAL_EPISODES = 20
 
@@ -57,11 +60,14 @@ def step(state: EnvState, action: jax.Array) -> tuple[EnvState, Transition]:
     return next_state, Transition(state.obs, action, reward, next_obs, terminated, truncated)
 
 
-def quick_evaluate(network: Callable, rng: jax.Array, gamma: float) -> tuple[jax.Array, jax.Array, jax.Array]:
+def quick_evaluate(
+    network: Callable, rng: jax.Array, gamma: float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Greedy episodes in the JAX environment: cheap enough to be part of the compiled run.
 
-    Returns mean return, mean max_a Q(s_0, a), and mean discounted return of QUICK_EVAL_EPISODES, float32 []
-    each. The discounted return stops at the time limit, which leaves out at most gamma^500 of the value.
+    Returns mean return, mean max_a Q(s_0, a), and mean discounted return of QUICK_EVAL_EPISODES,
+    float32 [] each. The discounted return stops at the time limit, which leaves out at most
+    gamma^500 of the value.
     """
     states = jax.vmap(reset)(jax.random.split(rng, QUICK_EVAL_EPISODES))  # [E, ...]
     max_q = network(states.obs).max(axis=-1).mean()
@@ -80,23 +86,28 @@ def quick_evaluate(network: Callable, rng: jax.Array, gamma: float) -> tuple[jax
 def evaluate(networks: Any, episodes: int) -> np.ndarray:
     """Greedy episodes in gymnasium.make("CartPole-v1"), never in the JAX copy the agent learned in.
 
-    All networks [S, ...] play the same `episodes`, environment seeds 0, 1, ...: returns float64 [S, E].
+    All networks [S, ...] play the same `episodes`, environment seeds 0, 1, ...: returns float64 [S,
+    E].
     """
     shape = len(jax.tree.leaves(networks)[0]), episodes
     envs = gymnasium.make_vec("CartPole-v1", np.prod(shape), vectorization_mode="sync")
-    greedy = jax.jit(jax.vmap(lambda network, obs: network(obs).argmax(axis=-1)))  # [S, E, 4] -> [S, E]
+    # [S, E, 4] -> [S, E]
+    greedy = jax.jit(jax.vmap(lambda network, obs: network(obs).argmax(axis=-1)))
     obs, _ = envs.reset(seed=[*range(episodes)] * shape[0])
     returns, playing = np.zeros(len(obs)), np.ones(len(obs), bool)
     while playing.any():
         action = np.asarray(greedy(networks, obs.reshape(*shape, 4))).reshape(-1)
-        obs, reward, terminated, truncated, _ = envs.step(action)  # one that is over begins anew by itself
+        # one that is over begins anew by itself
+        obs, reward, terminated, truncated, _ = envs.step(action)
         returns += playing * reward
         playing &= ~(terminated | truncated)
     return returns.reshape(shape)
 
 
 def print_row(num_steps: int, shown: Sequence[str], log: Sequence[Any]) -> None:
-    """Prints the fields `shown` of a log's last row, means over the seeds, at each tenth of `num_steps`."""
+    """Prints the fields `shown` of a log's last row, means over the seeds, at each tenth of
+    `num_steps`.
+    """
     if len(log) == 1:
         tqdm.write("     step   " + "   ".join(shown))
     before, now = [0, *(min(int(row.env_step.mean()), num_steps) for row in log)][-2:]

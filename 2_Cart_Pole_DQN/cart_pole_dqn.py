@@ -1,18 +1,20 @@
-"""DQN on CartPole: the table of folder 1 becomes a network, and learning becomes unstable. This holds it.
+"""DQN on CartPole: the table of folder 1 becomes a network, and learning becomes unstable. This
+holds it.
 
-The loss (Mnih et al. 2015, with Double DQN of van Hasselt et al. 2016 and n-step targets of Sutton 1988):
+The loss (Mnih et al. 2015, with Double DQN of van Hasselt et al. 2016 and n-step targets of Sutton
+1988):
 
-    L = mean (y - Q_online(s_t, a_t))^2
-    y = sum_{k<m} gamma^k r_{t+k} + gamma^m (1 - terminated) Q_target(s_{t+m}, argmax_a Q_online(s_{t+m}, a))
+    L = mean (y - Q_online(s_t, a_t))^2 y = sum_{k<m} gamma^k r_{t+k} + gamma^m (1 - terminated)
+    Q_target(s_{t+m}, argmax_a Q_online(s_{t+m}, a))
 
-with m = N_STEPS, or fewer where the episode ends first. The second part of y is the network's own estimate
-("bootstrapping"); a truncated episode keeps it. The transitions come from a replay buffer, so older policies
-than the one they train have played them ("off-policy").
+with m = N_STEPS, or fewer where the episode ends first. The second part of y is the network's own
+estimate ("bootstrapping"); a truncated episode keeps it. The transitions come from a replay buffer,
+so older policies than the one they train have played them ("off-policy").
 
-What is *not* here, and why: no frame stacking and no convolutions (the state is four numbers), no prioritized
-replay and no dueling heads (ten of ten seeds do without), no Huber loss (rewards of 1 need no guard against
-large errors), no correction of the n-step return for the older policy that played it (as in Rainbow; with
-epsilon near 0 the two seldom disagree).
+What is *not* here, and why: no frame stacking and no convolutions (the state is four numbers), no
+prioritized replay and no dueling heads (ten of ten seeds do without), no Huber loss (rewards of 1
+need no guard against large errors), no correction of the n-step return for the older policy that
+played it (as in Rainbow; with epsilon near 0 the two seldom disagree).
 
 Read first: `update` (two steps of environment, one of gradient), `train_step`, `td_target`.
 
@@ -39,40 +41,58 @@ import settings
 from settings import BelowOne, Count, NonNegative, Positive, Probability, Seed, Size
 
 
-# %% Constants ------------------------------------------------------------------------------------------
+# %% Constants -------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
 class Constants:
     """Edit a value here, or give it for one run as NAME=value."""
 
     # --- learning
     NUM_STEPS: Count = 50_000  # environment steps of each seed
-    LEARNING_STARTS: Count = 1_000  # steps played before the first gradient step, for more than one episode
-    TRAIN_INTERVAL: Count = 2  # environment steps between gradient steps; 1 makes twice as many of them
+    LEARNING_STARTS: Count = (
+        1_000  # steps played before the first gradient step, for more than one episode
+    )
+    TRAIN_INTERVAL: Count = (
+        2  # environment steps between gradient steps; 1 makes twice as many of them
+    )
     BATCH_SIZE: Size = 64  # windows of N_STEPS transitions sampled from the buffer
     REPLAY_CAPACITY: Count = 10_000  # transitions kept; the oldest is overwritten
     GAMMA: BelowOne = 0.99  # discount; horizon 1 / (1 - GAMMA), about 100 steps
     LEARNING_RATE: Positive = 1e-3  # Adam's, at the first gradient step
-    LEARNING_RATE_END: NonNegative = 0.0  # ... at the last; linear in between. Equal values: no decay
+    LEARNING_RATE_END: NonNegative = (
+        0.0  # ... at the last; linear in between. Equal values: no decay
+    )
     # --- what holds it steady
     TARGET_SYNC_INTERVAL: Count = 250  # environment steps between copies into the target network
     N_STEPS: Size = 5  # rewards counted before the network's own estimate; 1: the DQN of 2015
-    DOUBLE_DQN: bool = True  # the online network chooses the next action, the target network values it
-    SCALE_OBSERVATIONS: bool = True  # divide by env.OBSERVATION_SCALE: all four numbers reach about 1
+    DOUBLE_DQN: bool = (
+        True  # the online network chooses the next action, the target network values it
+    )
+    SCALE_OBSERVATIONS: bool = (
+        True  # divide by env.OBSERVATION_SCALE: all four numbers reach about 1
+    )
     HIDDEN_SIZE: Size = 64  # width of the two hidden layers
     # --- exploration: epsilon falls in a straight line, then stays
-    EPSILON_START: Probability = 1.0  # probability of a random action at first; 1: all actions are random
+    EPSILON_START: Probability = (
+        1.0  # probability of a random action at first; 1: all actions are random
+    )
     EPSILON_END: Probability = 0.01  # ... and in the end; 0: no exploration at the end
     DECAY_STEPS: Count = 10_000  # environment steps from EPSILON_START to EPSILON_END
     # --- the run
     SEED: Seed = 0  # of the first seed
     NUM_SEEDS: Size = 10  # SEED, SEED + 1, ...: trained side by side by jax.vmap
-    EVAL_INTERVAL: Count = 1_000  # environment steps between evaluations of the greedy policy during training
-    EVAL_EPISODES: Count = 100  # greedy episodes per seed after training, on Gymnasium's own CartPole-v1
+    EVAL_INTERVAL: Count = (
+        1_000  # environment steps between evaluations of the greedy policy during training
+    )
+    EVAL_EPISODES: Count = (
+        100  # greedy episodes per seed after training, on Gymnasium's own CartPole-v1
+    )
     RUN_DIR: str = ""  # empty: runs/cart_pole_dqn/<time>
 
     def __post_init__(self):
         window = f"from N_STEPS={self.N_STEPS} to 10000000"
-        settings.check(self, "REPLAY_CAPACITY", self.N_STEPS <= self.REPLAY_CAPACITY <= 10**7, window)
+        settings.check(
+            self, "REPLAY_CAPACITY", self.N_STEPS <= self.REPLAY_CAPACITY <= 10**7, window
+        )
         settings.check(self, "LEARNING_STARTS", self.N_STEPS <= self.LEARNING_STARTS, window)
         for name in ("EVAL_INTERVAL", "TARGET_SYNC_INTERVAL"):
             whole = getattr(self, name) % self.TRAIN_INTERVAL == 0
@@ -84,7 +104,7 @@ class Constants:
         settings.check(self, "EPSILON_END", self.EPSILON_END <= self.EPSILON_START, below)
 
 
-# %% Networks -------------------------------------------------------------------------------------------
+# %% Networks --------------------------------------------------------------------------------------
 class MLP(nnx.Module):
     """A network of two hidden layers, float32: [..., inputs] to [..., outputs]."""
 
@@ -106,9 +126,11 @@ def make_network(c: Constants, rng: jax.Array) -> MLP:
     return MLP(scale, c.HIDDEN_SIZE, 2, nnx.Rngs(rng))
 
 
-# %% Training -------------------------------------------------------------------------------------------
+# %% Training --------------------------------------------------------------------------------------
 class ReplayBuffer(NamedTuple):
-    """A ring of the last REPLAY_CAPACITY transitions of one environment, in the order they were played."""
+    """A ring of the last REPLAY_CAPACITY transitions of one environment, in the order they were
+    played.
+    """
 
     rows: env.Transition  # each [REPLAY_CAPACITY, ...]
     count: jax.Array  # int32 [], transitions ever added
@@ -141,7 +163,9 @@ SHOWN = ["epsilon", "episode_return", "eval_return", "mean_q", "loss"]
 
 
 def train(c: Constants) -> tuple[Agent, Log, float]:
-    """Trains all seeds, a row at a time: agents [NUM_SEEDS, ...], log [NUM_SEEDS, rows], compile seconds."""
+    """Trains all seeds, a row at a time: agents [NUM_SEEDS, ...], log [NUM_SEEDS, rows], compile
+    seconds.
+    """
     agents, train_row, compile_seconds = runs.compile_row(
         c, lambda c, rng: fill_buffer(c, rng, make_agent(c, rng)), learn_and_evaluate
     )
@@ -158,20 +182,30 @@ def num_rows(c: Constants) -> int:
     return (c.NUM_STEPS - c.LEARNING_STARTS) // c.EVAL_INTERVAL
 
 
-def learn_and_evaluate(c: Constants, rng: jax.Array, agent: Agent, index: jax.Array) -> tuple[Agent, Log]:
+def learn_and_evaluate(
+    c: Constants, rng: jax.Array, agent: Agent, index: jax.Array
+) -> tuple[Agent, Log]:
     """EVAL_INTERVAL environment steps of one seed, then a look at its greedy policy: row `index`."""
     *_, learning_rng = jax.random.split(rng, 4)
     eval_rng, learn_rng = jax.random.split(jax.random.split(learning_rng, num_rows(c))[index])
     env_step = c.LEARNING_STARTS + index * c.EVAL_INTERVAL
     steps = env_step + jnp.arange(0, c.EVAL_INTERVAL, c.TRAIN_INTERVAL)
     rngs = jax.random.split(learn_rng, len(steps))
-    agent, (episode_returns, loss, mean_q) = jax.lax.scan(functools.partial(update, c), agent, (steps, rngs))
+    agent, (episode_returns, loss, mean_q) = jax.lax.scan(
+        functools.partial(update, c), agent, (steps, rngs)
+    )
     eval_return, max_q, discounted_return = env.quick_evaluate(agent.online, eval_rng, c.GAMMA)
     end = env_step + c.EVAL_INTERVAL
     return agent, Log(
-        end, epsilon_at(c, end), jnp.nanmean(episode_returns), eval_return, max_q, discounted_return,
-        loss.mean(), mean_q.mean(),
-    )  # fmt: skip
+        end,
+        epsilon_at(c, end),
+        jnp.nanmean(episode_returns),
+        eval_return,
+        max_q,
+        discounted_return,
+        loss.mean(),
+        mean_q.mean(),
+    )
 
 
 def make_agent(c: Constants, rng: jax.Array) -> Agent:
@@ -219,13 +253,17 @@ def update(c: Constants, agent: Agent, x: tuple[jax.Array, jax.Array]):
 
 
 def collect(c: Constants, agent: Agent, x: tuple[jax.Array, jax.Array]) -> tuple[Agent, jax.Array]:
-    """Plays step x = (env_step, rng) into the buffer; returns the episode's return if it ended, else nan."""
+    """Plays step x = (env_step, rng) into the buffer; returns the episode's return if it ended,
+    else nan.
+    """
     env_step, rng = x
     action_rng, reset_rng = jax.random.split(rng)
     action = select_action(agent.online(agent.env_state.obs), epsilon_at(c, env_step), action_rng)
     next_state, transition = env.step(agent.env_state, action)
     ended = transition.terminated | transition.truncated
-    env_state = jax.tree.map(lambda new, old: jnp.where(ended, new, old), env.reset(reset_rng), next_state)
+    env_state = jax.tree.map(
+        lambda new, old: jnp.where(ended, new, old), env.reset(reset_rng), next_state
+    )
     episode_return = jnp.where(ended, next_state.episode_return, jnp.nan)
     return agent._replace(
         replay_buffer=add(agent.replay_buffer, transition), env_state=env_state
@@ -235,7 +273,8 @@ def collect(c: Constants, agent: Agent, x: tuple[jax.Array, jax.Array]) -> tuple
 def train_step(c: Constants, agent: Agent, batch: env.Transition) -> tuple[jax.Array, jax.Array]:
     """One gradient step on the mean squared TD error, which changes the online network in place.
 
-    `batch`: windows of N_STEPS transitions, each [B, n, ...]. Returns the loss and the mean Q(s_t, a_t), [].
+    `batch`: windows of N_STEPS transitions, each [B, n, ...]. Returns the loss and the mean Q(s_t,
+    a_t), [].
     """
     reward, steps, last = n_step(batch, c.GAMMA)  # [B], [B], [B, ...]
     next_q = next_value(agent.online if c.DOUBLE_DQN else agent.target, agent.target, last.next_obs)
@@ -243,7 +282,8 @@ def train_step(c: Constants, agent: Agent, batch: env.Transition) -> tuple[jax.A
 
     def loss_fn(online: MLP) -> tuple[jax.Array, jax.Array]:
         q = online(batch.obs[:, 0])  # [B, 2]
-        q = jnp.take_along_axis(q, batch.action[:, :1], axis=1)[:, 0]  # [B], else y - q broadcasts to [B, B]
+        # [B], else y - q broadcasts to [B, B]
+        q = jnp.take_along_axis(q, batch.action[:, :1], axis=1)[:, 0]
         return jnp.mean((y - q) ** 2), q.mean()
 
     (loss, mean_q), gradient = nnx.value_and_grad(loss_fn, has_aux=True)(agent.online)
@@ -251,7 +291,7 @@ def train_step(c: Constants, agent: Agent, batch: env.Transition) -> tuple[jax.A
     return loss, mean_q
 
 
-# %% Algorithm ------------------------------------------------------------------------------------------
+# %% Algorithm -------------------------------------------------------------------------------------
 def epsilon_at(c: Constants, env_step: jax.Array) -> jax.Array:
     """The probability of a random action: EPSILON_START at step 0, EPSILON_END from DECAY_STEPS on."""
     return optax.linear_schedule(c.EPSILON_START, c.EPSILON_END, c.DECAY_STEPS)(env_step)
@@ -272,27 +312,34 @@ def add(buffer: ReplayBuffer, transition: env.Transition) -> ReplayBuffer:
 
 
 def sample(buffer: ReplayBuffer, rng: jax.Array, batch_size: int, n_steps: int) -> env.Transition:
-    """Windows of consecutive transitions, sampled uniformly with replacement: each field [B, n, ...].
+    """Windows of consecutive transitions, sampled uniformly with replacement: each field [B, n,
+    ...].
 
-    A window may run over the end of an episode; `n_step` stops there. At least n_steps must have been added.
+    A window may run over the end of an episode; `n_step` stops there. At least n_steps must have
+    been added.
     """
     capacity = len(buffer.rows.reward)
     oldest = jnp.maximum(buffer.count - capacity, 0)
-    # The newest window ends at the newest row: none reaches over the seam of the ring into old data.
+    # The newest window ends at the newest row: none reaches over the seam of the ring into old
+    # data.
     first = jax.random.randint(rng, (batch_size,), oldest, buffer.count - n_steps + 1)  # [B]
     positions = (first[:, None] + jnp.arange(n_steps)) % capacity  # [B, n]
     return jax.tree.map(lambda rows: rows[positions], buffer.rows)
 
 
 def n_step(batch: env.Transition, gamma: float) -> tuple[jax.Array, jax.Array, env.Transition]:
-    """The discounted rewards of windows [B, n, ...] up to the first end of an episode (Sutton 1988).
+    """The discounted rewards of windows [B, n, ...] up to the first end of an episode (Sutton
+    1988).
 
-    Returns their sum, float32 [B]; how many they are, int32 [B], from 1 to n; the last transition [B, ...].
+    Returns their sum, float32 [B]; how many they are, int32 [B], from 1 to n; the last transition
+    [B, ...].
     """
-    # A step counts if no earlier step of the window ended the episode; later ones belong to the next episode.
+    # A step counts if no earlier step of the window ended the episode; later ones belong to the
+    # next episode.
     ended = batch.terminated | batch.truncated  # [B, n]
     not_done = jnp.cumprod(1 - ended[:, :-1], axis=1)  # [B, n - 1]
-    counts = jnp.concatenate([jnp.ones_like(ended[:, :1], int), not_done], axis=1)  # [B, n], 1 ... 1 0 ... 0
+    # [B, n], 1 ... 1 0 ... 0
+    counts = jnp.concatenate([jnp.ones_like(ended[:, :1], int), not_done], axis=1)
     discounts = gamma ** jnp.arange(counts.shape[1])  # [n]
     m = counts.sum(axis=1)  # [B]
     last = jax.tree.map(lambda x: x[jnp.arange(len(m)), m - 1], batch)  # [B, ...]
@@ -302,23 +349,26 @@ def n_step(batch: env.Transition, gamma: float) -> tuple[jax.Array, jax.Array, e
 def next_value(chooser: MLP, target: MLP, next_obs: jax.Array) -> jax.Array:
     """Q_target(s', argmax_a Q_chooser(s', a)): [B, 4] to [B].
 
-    Double DQN (van Hasselt et al. 2016, eq. 4) lets the online network choose. With the target network as
-    chooser it's the plain maximum, which has a maximization bias.
+    Double DQN (van Hasselt et al. 2016, eq. 4) lets the online network choose. With the target
+    network as chooser it's the plain maximum, which has a maximization bias.
     """
     action = chooser(next_obs).argmax(axis=-1)  # [B]
     return jnp.take_along_axis(target(next_obs), action[:, None], axis=1)[:, 0]
 
 
-def td_target(reward: jax.Array, terminated: jax.Array, next_q: jax.Array, gamma: jax.Array) -> jax.Array:
-    """What Q(s, a) should have been: rewards, then the target network's estimate; [B] each, no gradient.
+def td_target(
+    reward: jax.Array, terminated: jax.Array, next_q: jax.Array, gamma: jax.Array
+) -> jax.Array:
+    """What Q(s, a) should have been: rewards, then the target network's estimate; [B] each, no
+    gradient.
 
-    Only terminated cuts the future off. A truncated episode would have gone on: it bootstraps. `gamma` is
-    gamma^m after m rewards.
+    Only terminated cuts the future off. A truncated episode would have gone on: it bootstraps.
+    `gamma` is gamma^m after m rewards.
     """
     return jax.lax.stop_gradient(reward + gamma * (1 - terminated) * next_q)
 
 
-# %% Main -----------------------------------------------------------------------------------------------
+# %% Main ------------------------------------------------------------------------------------------
 def main(arguments: list[str]) -> dict[str, Any]:
     """Trains all seeds, evaluates them, fills the run's folder. Returns what result.json holds."""
     started = time.perf_counter()
@@ -335,9 +385,14 @@ def main(arguments: list[str]) -> dict[str, Any]:
     env.print_returns(c.SEED, eval_return)
     pictures.draw_learning_curve(run_dir / "learning_curve.png", log)
     first_seed = jax.tree.map(lambda x: x[0], agents.online)
-    pictures.record_gif(run_dir / "cart_pole.gif", make_network(c, jax.random.key(c.SEED)), first_seed)
+    pictures.record_gif(
+        run_dir / "cart_pole.gif", make_network(c, jax.random.key(c.SEED)), first_seed
+    )
     seconds = {"seconds": time.perf_counter() - started, "compile_seconds": compile_seconds}
-    result = {"eval_return": eval_return.tolist(), "env_steps": log.env_step[:, -1].tolist()} | seconds
+    result = {
+        "eval_return": eval_return.tolist(),
+        "env_steps": log.env_step[:, -1].tolist(),
+    } | seconds
     runs.write_json(run_dir / "result.json", result)
     print(f"{result['seconds']:.0f} s; everything of this run is in {run_dir}")
     return result

@@ -11,7 +11,7 @@ import grader
 import runs
 import settings
 
-# %% td_target ------------------------------------------------------------------------------------------
+# %% td_target -------------------------------------------------------------------------------------
 TRANSITIONS = {
     "reward": np.array([1, 2, 3], np.float32),
     "terminated": np.array([0, 1, 0], bool),
@@ -26,7 +26,9 @@ def look_at_td_target(function: Callable) -> Iterator[tuple[str, jax.Array]]:
     arrays = {name: jnp.asarray(array) for name, array in TRANSITIONS.items()}
     given = ", ".join(f"{name} {array.tolist()}" for name, array in TRANSITIONS.items())
     yield given, function(**arrays)
-    gradient = jax.grad(lambda next_q: jnp.sum(function(**arrays | {"next_q": next_q})))(arrays["next_q"])
+    gradient = jax.grad(lambda next_q: jnp.sum(function(**arrays | {"next_q": next_q})))(
+        arrays["next_q"]
+    )
     yield f"{given}: the gradient of the targets' sum for next_q", gradient
 
 
@@ -55,8 +57,9 @@ TD_TARGET = grader.Exercise(
 )
 
 
-# %% n_step ---------------------------------------------------------------------------------------------
-Windows = namedtuple("Windows", "reward terminated truncated next_obs")  # of the script's Transition
+# %% n_step ----------------------------------------------------------------------------------------
+# of the script's Transition
+Windows = namedtuple("Windows", "reward terminated truncated next_obs")
 # As many windows as steps: [B] against [B, n] goes wrong without a complaint.
 WINDOWS = Windows(
     np.array([[1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 3, 4], [4, 3, 2, 1]], np.float32),
@@ -67,13 +70,20 @@ WINDOWS = Windows(
 
 
 def look_at_n_step(function: Callable) -> Iterator[tuple[str, jax.Array]]:
-    """A window without an end, one with two, one that ends with its last step, one with a truncation."""
+    """A window without an end, one with two, one that ends with its last step, one with a
+    truncation.
+    """
     jax.eval_shape(lambda windows: function(windows, 0.5), WINDOWS)
     result = function(jax.tree.map(jnp.asarray, WINDOWS), 0.5)
     if not isinstance(result, tuple) or len(result) != 3 or not isinstance(result[2], Windows):
         raise ValueError("it must return three things: the sums, m, and the last transitions")
-    rows = "\n".join(f"{name} {array.astype(int).tolist()}" for name, array in WINDOWS._asdict().items())
-    names = [f"{rows}\ngamma 0.5: {name}" for name in ("the sums", "m", "next_obs of the last transitions")]
+    rows = "\n".join(
+        f"{name} {array.astype(int).tolist()}" for name, array in WINDOWS._asdict().items()
+    )
+    names = [
+        f"{rows}\ngamma 0.5: {name}"
+        for name in ("the sums", "m", "next_obs of the last transitions")
+    ]
     yield from zip(names, (*result[:2], result[2].next_obs))
 
 
@@ -102,11 +112,12 @@ N_STEP = grader.Exercise(
         "the last transition is number m, one too far": "m - 1], batch => jnp.minimum(m, n - 1)], batch",
         "the sum runs over the batch, not the window: wrong axis": ".sum(axis=1), m, => .sum(axis=0), m,",
     },
-)  # fmt: skip
+)
 
-# %% sample ---------------------------------------------------------------------------------------------
+# %% sample ----------------------------------------------------------------------------------------
 CAPACITY, BATCH_SIZE, N_STEPS, DRAWS = 8, 64, 3, 200
-Rows = namedtuple("Rows", "obs reward")  # each transition is its number, so that one sees which were drawn
+# each transition is its number, so that one sees which were drawn
+Rows = namedtuple("Rows", "obs reward")
 Buffer = namedtuple("Buffer", "rows count")
 
 
@@ -131,12 +142,19 @@ def look_at_sample(function: Callable) -> Iterator[tuple[str, jax.Array]]:
         first = windows[:, :, 0]
         what = {
             "are rows drawn that were never written?": np.any(windows < 0),
-            "are there windows whose transitions are not consecutive?": np.any(np.diff(windows, axis=2) != 1),
-            f"share of windows that begin with transition 0, 1, ... {count - 1}":
-                np.array([np.mean(first == i) for i in range(count)]),
-            "share of batches that hold one window only": np.mean((first == first[:, :1]).all(axis=1)),
-            "share of batches equal to the one before": np.mean((first[1:] == first[:-1]).all(axis=1)),
-        }  # fmt: skip
+            "are there windows whose transitions are not consecutive?": np.any(
+                np.diff(windows, axis=2) != 1
+            ),
+            f"share of windows that begin with transition 0, 1, ... {count - 1}": np.array(
+                [np.mean(first == i) for i in range(count)]
+            ),
+            "share of batches that hold one window only": np.mean(
+                (first == first[:, :1]).all(axis=1)
+            ),
+            "share of batches equal to the one before": np.mean(
+                (first[1:] == first[:-1]).all(axis=1)
+            ),
+        }
         given = f"capacity {CAPACITY}, {count} transitions added, n_steps {N_STEPS}:"
         yield from ((f"{given} {asked}", answer) for asked, answer in what.items())
 
@@ -162,19 +180,18 @@ SAMPLE = grader.Exercise(
         "the newest window is never drawn: randint already leaves its end out": "count - n + 1 => count - n",
         "one window too many: the last one runs past the newest row": "count - n + 1 => count - n + 2",
         "% capacity is missing: what lies beyond the array is its last row": "% capacity =>",
-        "one window is drawn for the whole batch":
-            "(B, 1) => (1, 1); jnp.arange(n)) => jnp.arange(n) + jnp.zeros((B, 1), int))",
-        "the n steps of a window are drawn apart":
-            "(B, 1), low, high => (B, n), low, count; first + jnp.arange(n) => first",
+        "one window is drawn for the whole batch": "(B, 1) => (1, 1); jnp.arange(n)) => jnp.arange(n) + jnp.zeros((B, 1), int))",
+        "the n steps of a window are drawn apart": "(B, 1), low, high => (B, n), low, count; first + jnp.arange(n) => first",
         "rng is not used: every batch is the same": "randint(rng => randint(jax.random.key(0)",
     },
-    tolerance=0.025,  # a share of 12,800 windows strays by 0.0042 at most: two of them, four deviations
-)  # fmt: skip
+    # a share of 12,800 windows strays by 0.0042 at most: two of them, four deviations
+    tolerance=0.025,
+)
 
 EXERCISES = {"td_target": TD_TARGET, "n_step": N_STEP, "sample": SAMPLE}
 
 
-# %% Main -----------------------------------------------------------------------------------------------
+# %% Main ------------------------------------------------------------------------------------------
 def main(*functions: Callable) -> None:
     """Judges the reader's functions. If all are right, trains with them: exit code 0, else 1."""
 

@@ -17,13 +17,19 @@ BLUE, ORANGE, GREY = "#0969da", "#c2570c", "#6e7781"
 
 
 def draw_band(axes: Axes, x: np.ndarray, curves: np.ndarray, color: str, label: str) -> None:
-    """Mean over the seeds, and a band from the lowest to the highest; `curves` is [NUM_SEEDS, rows]."""
+    """Mean over the seeds, and a band from the lowest to the highest; `curves` is [NUM_SEEDS,
+    rows].
+    """
     axes.plot(x, curves.mean(axis=0), color=color, label=label)
-    axes.fill_between(x, curves.min(axis=0), curves.max(axis=0), color=color, alpha=0.2, linewidth=0)
+    axes.fill_between(
+        x, curves.min(axis=0), curves.max(axis=0), color=color, alpha=0.2, linewidth=0
+    )
 
 
 def draw_learning_curve(path: Path, log: Any) -> Figure:
-    """Above: return against environment steps. Below: what the network promises against what comes of it."""
+    """Above: return against environment steps. Below: what the network promises against what comes
+    of it.
+    """
     figure = Figure((6, 5.6), layout="constrained")
     above, below = figure.subplots(2, 1)
     x = log.env_step[0]
@@ -43,7 +49,8 @@ def draw_learning_curve(path: Path, log: Any) -> Figure:
 def record_gif(path: Path, untrained: Any, trained: Any) -> None:
     """500 steps of two greedy policies side by side, with the steps played; every fourth frame.
 
-    What ends an episode is a lean of 12 degrees. The film goes on to the ground, then the next one begins.
+    What ends an episode is a lean of 12 degrees. The film goes on to the ground, then the next one
+    begins.
     """
     greedy = jax.jit(lambda network, obs: network(obs).argmax())
     films = []
@@ -72,7 +79,9 @@ def record_gif(path: Path, untrained: Any, trained: Any) -> None:
 
 
 def see_through(pixels: np.ndarray) -> Image.Image:
-    """A frame whose white is transparent and whose black is grey: it fits a light page and a dark one."""
+    """A frame whose white is transparent and whose black is grey: it fits a light page and a dark
+    one.
+    """
     pixels[pixels.max(axis=2) < 100] = 128
     film = Image.fromarray(pixels).quantize(15)
     film.paste(15, mask=Image.fromarray(pixels.min(axis=2) > 230))
@@ -80,8 +89,11 @@ def see_through(pixels: np.ndarray) -> Image.Image:
 
 
 def fall_on(env: Any) -> None:
-    """One time step of a rod that falls about a cart that stands, down to the track; changes `env.state`."""
+    """One time step of a rod that falls about a cart that stands, down to the track; changes
+    `env.state`.
+    """
     x, _, angle, speed = env.state
-    speed += env.tau * env.gravity * np.sin(angle) / (4 / 3 * env.length)  # `length` is half of the rod
+    # `length` is half of the rod
+    speed += env.tau * env.gravity * np.sin(angle) / (4 / 3 * env.length)
     angle += env.tau * speed
     env.state = x, 0.0, np.clip(angle, -np.pi / 2, np.pi / 2), speed * (abs(angle) < np.pi / 2)

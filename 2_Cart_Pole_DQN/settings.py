@@ -1,4 +1,5 @@
-"""The constants of a script: a frozen dataclass on top of it, changed by `NAME=value` on the command line.
+"""The constants of a script: a frozen dataclass on top of it, changed by `NAME=value` on the
+command line.
 
 pydantic checks each value against the type beside it; tyro turns the comments there into `--help`.
 """
@@ -13,7 +14,8 @@ import tyro
 from pydantic import Field
 
 Count = Annotated[int, Field(ge=1, lt=10**9)]
-Size = Annotated[int, Field(ge=1, le=10_000)]  # of an array, or copies of something: memory is the limit
+# of an array, or copies of something: memory is the limit
+Size = Annotated[int, Field(ge=1, le=10_000)]
 Positive = Annotated[float, Field(gt=0, le=1e9)]
 NonNegative = Annotated[float, Field(ge=0, le=1e9)]
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -26,13 +28,17 @@ class UserError(Exception):
 
 
 def read[C](kind: type[C], arguments: Sequence[str]) -> C:
-    """The dataclass `kind`, changed by `NAME=value` each. UserError if one is unknown or out of range."""
+    """The dataclass `kind`, changed by `NAME=value` each. UserError if one is unknown or out of
+    range.
+    """
     if {"--help", "-h"} & set(arguments):
         tyro.cli(kind, args=["--help"], config=(tyro.conf.FlagConversionOff,), use_underscores=True)
     pairs = [argument.removeprefix("--").partition("=")[::2] for argument in arguments]
     for (name, _), argument in zip(pairs, arguments):
         if name not in kind.__dataclass_fields__ or "=" not in argument:
-            near = ", ".join(difflib.get_close_matches(name.upper(), kind.__dataclass_fields__, cutoff=0.5))
+            near = ", ".join(
+                difflib.get_close_matches(name.upper(), kind.__dataclass_fields__, cutoff=0.5)
+            )
             hint = f"write NAME=value, nearest names: {near or 'none'} (--help lists all)"
             raise UserError(f"{argument!r}: no such constant; {hint}")
     try:
@@ -55,12 +61,15 @@ def run(main: Callable[[list[str]], Any]) -> None:
         if hasattr(stream, "reconfigure"):  # not in a notebook
             stream.reconfigure(errors="replace")  # a terminal that isn't UTF-8 shows ? for an arrow
     try:
-        main([] if "ipykernel" in sys.argv[0] else sys.argv[1:])  # a notebook's arguments are its kernel's
+        # a notebook's arguments are its kernel's
+        main([] if "ipykernel" in sys.argv[0] else sys.argv[1:])
     except BrokenPipeError:  # `| head` has read enough
         sys.stdout = None
         sys.exit(1)
     except (UserError, OSError) as error:
-        remedy = "" if isinstance(error, UserError) else "; free some space, or choose another RUN_DIR"
+        remedy = (
+            "" if isinstance(error, UserError) else "; free some space, or choose another RUN_DIR"
+        )
         print(f"error: {error}{remedy}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

@@ -1,4 +1,6 @@
-"""CartPole and Pendulum: Gymnasium's own JAX environments to learn in, its ordinary ones to be judged in."""
+"""CartPole and Pendulum: Gymnasium's own JAX environments to learn in, its ordinary ones to be
+judged in.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,7 +39,9 @@ class Transition(NamedTuple):
 
 @dataclass(frozen=True)
 class Environment:
-    """An environment by its pure functions. (gymnax has the same, but merges the two kinds of ends.)"""
+    """An environment by its pure functions. (gymnax has the same, but merges the two kinds of
+    ends.)
+    """
 
     id: str  # of gymnasium.make
     functional: Any  # Gymnasium's pure functions of the physics
@@ -52,15 +56,19 @@ class Environment:
         return EnvState(physical, obs, jnp.int32(0), jnp.float32(0))
 
     def step(self, state: EnvState, action: jax.Array) -> tuple[EnvState, Transition]:
-        """One step, the time limit included; action []. The state that follows is never one of a new episode.
+        """One step, the time limit included; action []. The state that follows is never one of a
+        new episode.
 
-        Pendulum cuts the torque at its limits: action 3.7 does what action 2 does. So the clipping is
-        part of the environment, not of the policy, and we train on the log-prob of the action as sampled.
-        (The clipped action's log-prob would be that of an action the policy didn't sample: a bias.)
+        Pendulum cuts the torque at its limits: action 3.7 does what action 2 does. So the clipping
+        is part of the environment, not of the policy, and we train on the log-prob of the action as
+        sampled. (The clipped action's log-prob would be that of an action the policy didn't sample:
+        a bias.)
         """
         shaped = jnp.reshape(action, self.functional.action_space.shape)  # [], or [1] of Pendulum
         physical = self.functional.transition(state.physical, shaped, None, self.params)
-        reward = jnp.float32(self.functional.reward(state.physical, shaped, physical, None, self.params))
+        reward = jnp.float32(
+            self.functional.reward(state.physical, shaped, physical, None, self.params)
+        )
         obs = self.functional.observation(physical, None, self.params)
         next_state = EnvState(physical, obs, state.steps + 1, state.episode_return + reward)
         terminated = jnp.bool_(self.functional.terminal(physical, None, self.params))
@@ -69,36 +77,48 @@ class Environment:
 
 
 def new_where_ended(ended: jax.Array, new: EnvState, state: EnvState) -> EnvState:
-    """The first states of new episodes where `ended` [N], else the states as they are; leaves [N, ...]."""
+    """The first states of new episodes where `ended` [N], else the states as they are; leaves [N,
+    ...].
+    """
     return jax.tree.map(lambda new, old: jax.vmap(jnp.where)(ended, new, old), new, state)
 
 
-# Trap: Gymnasium 1.4.0's own default of polemass_length is mass + length (0.6). CartPole-v1 multiplies them.
-# Scale: where an episode ends (2.4 m, 0.21 rad), and about the largest speeds that a balancing cart meets.
+# Trap: Gymnasium 1.4.0's own default of polemass_length is mass + length (0.6). CartPole-v1
+# multiplies them. Scale: where an episode ends (2.4 m, 0.21 rad), and about the largest speeds that
+# a balancing cart meets.
 CART_POLE = Environment(
-    "CartPole-v1", CartPoleFunctional(), CartPoleParams(polemass_length=0.05), (2.4, 3.0, 0.21, 3.0),
+    "CartPole-v1",
+    CartPoleFunctional(),
+    CartPoleParams(polemass_length=0.05),
+    (2.4, 3.0, 0.21, 3.0),
     gymnasium.spec("CartPole-v1").max_episode_steps,
-)  # fmt: skip
+)
 SOLVED = gymnasium.spec("CartPole-v1").reward_threshold  # 475, Gymnasium's own mark
 # Scale: cosine and sine of the angle; the fastest turn, rad/s.
 PENDULUM = Environment(
-    "Pendulum-v1", PendulumFunctional(), PendulumParams(), (1.0, 1.0, 8.0),
+    "Pendulum-v1",
+    PendulumFunctional(),
+    PendulumParams(),
+    (1.0, 1.0, 8.0),
     gymnasium.spec("Pendulum-v1").max_episode_steps,
-)  # fmt: skip
-MAX_TORQUE = PENDULUM.functional.max_torque  # 2 newton metres, not enough to lift the pendulum in one go
+)
+# 2 newton metres, not enough to lift the pendulum in one go
+MAX_TORQUE = PENDULUM.functional.max_torque
 
 
 def quick_evaluate(env: Environment, policy, actor, rng: jax.Array) -> jax.Array:
     """Mean return of QUICK_EVAL_EPISODES greedy episodes in the JAX environment, float32 [].
 
-    `policy`: (actor, observations [E, ...]) -> distribution of actions [E]. `rng` draws the first states, the
-    same ones at every look: what changes is the policy.
+    `policy`: (actor, observations [E, ...]) -> distribution of actions [E]. `rng` draws the first
+    states, the same ones at every look: what changes is the policy.
     """
 
     def play(carry, _):
         state, alive = carry
         next_state, transition = jax.vmap(env.step)(state, policy(actor, state.obs).mode())
-        return (next_state, alive & ~transition.terminated), jnp.where(alive, transition.reward, 0.0)
+        return (next_state, alive & ~transition.terminated), jnp.where(
+            alive, transition.reward, 0.0
+        )
 
     states = jax.vmap(env.reset)(jax.random.split(rng, QUICK_EVAL_EPISODES))  # [E, ...]
     start = states, jnp.ones(QUICK_EVAL_EPISODES, bool)
@@ -109,23 +129,30 @@ def quick_evaluate(env: Environment, policy, actor, rng: jax.Array) -> jax.Array
 def evaluate(env: Environment, policy, actors, episodes: int) -> np.ndarray:
     """Greedy episodes in gymnasium.make(env.id), never in the JAX copy the agent learned in.
 
-    All actors [S, ...] play the same `episodes`, environment seeds 0, 1, ...: returns float64 [S, E].
+    All actors [S, ...] play the same `episodes`, environment seeds 0, 1, ...: returns float64 [S,
+    E].
     """
     shape = len(jax.tree.leaves(actors)[0]), episodes
     envs = gymnasium.make_vec(env.id, np.prod(shape), vectorization_mode="sync")
-    greedy = jax.jit(jax.vmap(lambda actor, obs: policy(actor, obs).mode()))  # [S, E, ...] -> [S, E]
+    # [S, E, ...] -> [S, E]
+    greedy = jax.jit(jax.vmap(lambda actor, obs: policy(actor, obs).mode()))
     obs, _ = envs.reset(seed=[*range(episodes)] * shape[0])
     returns, playing = np.zeros(len(obs)), np.ones(len(obs), bool)
     while playing.any():
-        action = np.asarray(greedy(actors, obs.reshape(*shape, -1))).reshape(envs.action_space.shape)
-        obs, reward, terminated, truncated, _ = envs.step(action)  # one that is over begins anew by itself
+        action = np.asarray(greedy(actors, obs.reshape(*shape, -1))).reshape(
+            envs.action_space.shape
+        )
+        # one that is over begins anew by itself
+        obs, reward, terminated, truncated, _ = envs.step(action)
         returns += playing * reward
         playing &= ~(terminated | truncated)
     return returns.reshape(shape)
 
 
 def print_row(num_steps: int, shown: Sequence[str], log: Sequence[Any]) -> None:
-    """Prints the fields `shown` of a log's last row, means over the seeds, at each tenth of `num_steps`."""
+    """Prints the fields `shown` of a log's last row, means over the seeds, at each tenth of
+    `num_steps`.
+    """
     if len(log) == 1:
         tqdm.write("     step   " + "   ".join(shown))
     before, now = [0, *(min(int(row.env_step.mean()), num_steps) for row in log)][-2:]

@@ -14,13 +14,17 @@ LONG = 500  # steps of an episode of CartPole
 
 
 def unrolled(function: Callable, *types: np.dtype) -> tuple[str, bool]:
-    """The question whether a function of arrays [2, LONG] of these types loops in Python, and its answer."""
-    operations = len(jax.make_jaxpr(function)(*(jnp.zeros((2, LONG), dtype) for dtype in types)).eqns)
+    """The question whether a function of arrays [2, LONG] of these types loops in Python, and its
+    answer.
+    """
+    operations = len(
+        jax.make_jaxpr(function)(*(jnp.zeros((2, LONG), dtype) for dtype in types)).eqns
+    )
     loop = f"{LONG} steps: is it a Python loop, which jax.jit compiles for minutes, and not jax.lax.scan?"
     return loop, operations >= LONG
 
 
-# %% discounted_returns ---------------------------------------------------------------------------------
+# %% discounted_returns ----------------------------------------------------------------------------
 REWARD = np.array([[1, 2, 0, 4, 3], [2, 1, 0, 0, 0]], np.float32)
 
 
@@ -49,18 +53,16 @@ DISCOUNTED_RETURNS = grader.Exercise(
         "the step's own reward is missing: it sums from t + 1": "return G => return (G - reward) / gamma",
         "the step's own reward is discounted, too": "return G => return gamma * G",
         "the last reward is lost: the loop begins at T - 2": "(reward, f => (reward.at[:, -1].set(0), f",
-        "only the next reward is added, not the next return":
-            "return G => return reward + gamma * jnp.pad(reward[:, 1:], ((0, 0), (0, 1)))",
+        "only the next reward is added, not the next return": "return G => return reward + gamma * jnp.pad(reward[:, 1:], ((0, 0), (0, 1)))",
         "the sum runs forwards": "(reward, f => (reward[:, ::-1], f; return G => return G[:, ::-1]",
         "the columns come out in reversed order": "return G => return G[:, ::-1]",
         "every step gets the whole return": "return G => return jnp.broadcast_to(G[:, :1], G.shape)",
-        "rewards are discounted from the start of the episode, not from step t":
-            "(reward, factor=gamma => (reward * gamma ** jnp.arange(reward.shape[1]), 1.0",
+        "rewards are discounted from the start of the episode, not from step t": "(reward, factor=gamma => (reward * gamma ** jnp.arange(reward.shape[1]), 1.0",
         "it sums over the environments": "(reward, f => (reward.T, f; return G => return G.T",
     },
-)  # fmt: skip
+)
 
-# %% policy_loss ----------------------------------------------------------------------------------------
+# %% policy_loss -----------------------------------------------------------------------------------
 LOG_PROB = np.array([[-0.5, -1.0, -0.25, -2.0], [-0.75, -1.5, -3.0, -3.0]], np.float32)
 ADVANTAGE = np.array([[2.0, -1.0, 1.0, 0.5], [-2.0, 1.0, 4.0, 4.0]], np.float32)
 ALIVE = np.array([[1, 1, 1, 1], [1, 1, 0, 0]], np.float32)
@@ -71,8 +73,14 @@ def look_at_policy_loss(function: Callable) -> Iterator[tuple[str, jax.Array]]:
     loss = lambda log_prob, advantage: function(log_prob, advantage, jnp.asarray(ALIVE))  # noqa: E731
     jax.eval_shape(loss, LOG_PROB, ADVANTAGE)  # traced as jax.jit does it in a training
     value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(LOG_PROB, ADVANTAGE)
-    names = "the loss", "its gradient for log_prob", "its gradient for the advantage, which is a constant"
-    given = f"log_prob {LOG_PROB.tolist()}, advantage {ADVANTAGE.tolist()}, alive {ALIVE.tolist()}: "
+    names = (
+        "the loss",
+        "its gradient for log_prob",
+        "its gradient for the advantage, which is a constant",
+    )
+    given = (
+        f"log_prob {LOG_PROB.tolist()}, advantage {ADVANTAGE.tolist()}, alive {ALIVE.tolist()}: "
+    )
     yield from zip([f"{given}{name}" for name in names], (value, *gradients))
 
 
@@ -95,12 +103,11 @@ POLICY_LOSS = grader.Exercise(
         "the gradient also flows through the advantage: stop_gradient is missing": "jax.lax.stop_gradient =>",
         "stop_gradient holds the wrong factor": "* log_prob => * jax.lax.stop_gradient(log_prob)",
         "the probability stands where its logarithm belongs": "* log_prob => * jnp.exp(log_prob)",
-        "sum times sum: log_prob and advantage are added up over an episode before they are multiplied":
-            "(weight * log_prob).sum(axis=1) => (weight.sum(axis=1) * (alive * log_prob).sum(axis=1))",
+        "sum times sum: log_prob and advantage are added up over an episode before they are multiplied": "(weight * log_prob).sum(axis=1) => (weight.sum(axis=1) * (alive * log_prob).sum(axis=1))",
     },
-)  # fmt: skip
+)
 
-# %% gae ------------------------------------------------------------------------------------------------
+# %% gae -------------------------------------------------------------------------------------------
 ROLLOUT = {
     "reward": np.array([[1, 2, 1, 3, 1], [1, 1, 2, 1, 1]], np.float32),
     "value": np.array([[4, 3, 5, 2, 7], [2, 3, 4, 5, 6]], np.float32),
@@ -133,8 +140,8 @@ GAE = grader.Exercise(
         "a truncated episode doesn't bootstrap, either": "~terminated * => ~(terminated | truncated) *",
         "advantages flow over every kind of end": "* ~(terminated | truncated) => * jnp.ones_like(value)",
         "advantages flow over truncations into the episode": "~(terminated | truncated) => ~terminated",
-        "V(s_{t+1}) is the next row's value: after an end, that of another episode":  # the last one has none
-            "* next_value => * jnp.concatenate([value[:, 1:], next_value[:, -1:]], axis=1)",
+        # the last one has none
+        "V(s_{t+1}) is the next row's value: after an end, that of another episode": "* next_value => * jnp.concatenate([value[:, 1:], next_value[:, -1:]], axis=1)",
         "lambda is missing": "gae_lambda * =>",
         "gamma is missing in the recursion": "gamma * gae_lambda => gae_lambda",
         "the recursion is missing: this is delta": "gamma * gae_lambda => 0.0",
@@ -143,13 +150,12 @@ GAE = grader.Exercise(
         "V(s_t) is not subtracted": "- value =>",
         "V(s_t) is added again: these are the critic's targets": "return A => return A + value",
         "the columns come out in reversed order": "return A => return A[:, ::-1]",
-        "the recursion runs forwards in time":
-            "(delta, factor) => (delta[:, ::-1], factor[:, ::-1]); return A => return A[:, ::-1]",
+        "the recursion runs forwards in time": "(delta, factor) => (delta[:, ::-1], factor[:, ::-1]); return A => return A[:, ::-1]",
         "it runs over the environments": "(delta, factor) => (delta.T, factor.T); return A => return A.T",
     },
-)  # fmt: skip
+)
 
-# %% clipped_objective ----------------------------------------------------------------------------------
+# %% clipped_objective -----------------------------------------------------------------------------
 RATIO = np.array([0.5, 0.9, 1.1, 1.5, 0.5, 0.9, 1.1, 1.5], np.float32)
 SIGNED = np.array([2, 2, 2, 2, -2, -2, -2, -2], np.float32)
 
@@ -178,20 +184,19 @@ CLIPPED_OBJECTIVE = grader.Exercise(
         "the min is missing: only the clipped term is left": f"{MINIMUM} => clipped * advantage",
         "nothing is clipped": "jnp.clip(ratio, 1 - epsilon, 1 + epsilon) => ratio",
         "the min is of ratios, not of products": f"{MINIMUM} => jnp.minimum(ratio, clipped) * advantage",
-        "the product is clipped, not the ratio":
-            "clipped * advantage) => jnp.clip(ratio * advantage, 1 - epsilon, 1 + epsilon))",
+        "the product is clipped, not the ratio": "clipped * advantage) => jnp.clip(ratio * advantage, 1 - epsilon, 1 + epsilon))",
         "the lower bound 1 - epsilon is missing": "1 - epsilon => None",
         "the upper bound 1 + epsilon is missing": "1 + epsilon => None",
         "the ratio is clipped to -epsilon ... epsilon, not around 1": "1 - => -; 1 + =>",
         "it is a loss, not an objective: the sign is the other one": "return => return -",
         "the mean is taken already": "clipped * advantage) => clipped * advantage).mean()",
     },
-)  # fmt: skip
+)
 
 EXERCISES = {e.right.__name__: e for e in (DISCOUNTED_RETURNS, POLICY_LOSS, GAE, CLIPPED_OBJECTIVE)}
 
 
-# %% Main -----------------------------------------------------------------------------------------------
+# %% Main ------------------------------------------------------------------------------------------
 def main(*functions: Callable) -> None:
     """Judges the reader's functions. If all are right, trains with them: exit code 0, else 1."""
 
@@ -201,7 +206,9 @@ def main(*functions: Callable) -> None:
         import ppo
         import reinforce
 
-        reinforce.discounted_returns, reinforce.policy_loss, ppo.gae, ppo.clipped_objective = functions
+        reinforce.discounted_returns, reinforce.policy_loss, ppo.gae, ppo.clipped_objective = (
+            functions
+        )
         print("\nAll right. reinforce.py with your discounted_returns and policy_loss:")
         reinforce.main(arguments or ["NUM_SEEDS=3"])
         print("\nppo.py with your gae and clipped_objective:")

@@ -1,9 +1,11 @@
-"""The functions of REINFORCE and PPO, to be written by you. Fill in the bodies, then let them be judged:
+"""The functions of REINFORCE and PPO, to be written by you. Fill in the bodies, then let them be
+judged:
 
     python 3_Pendulum/exercises.py    # each: not begun, right, or wrong, and how
 
-When all four are right, reinforce.py and ppo.py train with them. N environments, T steps of each. They run
-inside jax.jit: write with `jnp`; a loop from the last step to the first is `jax.lax.scan(..., reverse=True)`.
+When all four are right, reinforce.py and ppo.py train with them. N environments, T steps of each.
+They run inside jax.jit: write with `jnp`; a loop from the last step to the first is
+`jax.lax.scan(..., reverse=True)`.
 """
 
 import jax
@@ -27,30 +29,39 @@ def policy_loss(log_prob: jax.Array, advantage: jax.Array, alive: jax.Array) -> 
 
         L = -1/N * sum_n sum_t alive_nt * advantage_nt * log pi(a_nt | s_nt)
 
-    All [N, T]. The gradient flows through log_prob only: the advantage is a constant (jax.lax.stop_gradient),
-    even if a network computed it. alive is 1 for steps that were played, 0 for padding after the end.
+    All [N, T]. The gradient flows through log_prob only: the advantage is a constant
+    (jax.lax.stop_gradient), even if a network computed it. alive is 1 for steps that were played, 0
+    for padding after the end.
     """
     raise NotImplementedError
 
 
 def gae(
-    reward: jax.Array, value: jax.Array, next_value: jax.Array, terminated: jax.Array, truncated: jax.Array,
-    gamma: float, gae_lambda: float,
-) -> jax.Array:  # fmt: skip
-    """Generalized advantage estimation (Schulman et al. 2016, eq. 16), from the last step back to the first.
+    reward: jax.Array,
+    value: jax.Array,
+    next_value: jax.Array,
+    terminated: jax.Array,
+    truncated: jax.Array,
+    gamma: float,
+    gae_lambda: float,
+) -> jax.Array:
+    """Generalized advantage estimation (Schulman et al. 2016, eq. 16), from the last step back to
+    the first.
 
         delta_t = r_t + gamma * (1 - terminated_t) * V(s_{t+1}) - V(s_t)
         A_t     = delta_t + gamma * lambda * (1 - ended_t) * A_{t+1},    A_T = 0
         ended_t = terminated_t or truncated_t
 
-    All [N, T]. After an end the next row is of another episode; next_value, V(s_{t+1}), is of the observation
-    in which this one ended. Truncated: cut off by the time limit, though the world would go on.
+    All [N, T]. After an end the next row is of another episode; next_value, V(s_{t+1}), is of the
+    observation in which this one ended. Truncated: cut off by the time limit, though the world
+    would go on.
     """
     raise NotImplementedError
 
 
 def clipped_objective(ratio: jax.Array, advantage: jax.Array, epsilon: float) -> jax.Array:
-    """PPO's clipped surrogate objective (Schulman et al. 2017, eq. 7) of each step, to be maximized.
+    """PPO's clipped surrogate objective (Schulman et al. 2017, eq. 7) of each step, to be
+    maximized.
 
         min(ratio * A, clip(ratio, 1 - epsilon, 1 + epsilon) * A)
 

@@ -21,7 +21,8 @@ import settings
 
 VARIANCE_BATCHES = 256  # batches played with each frozen policy
 NUM_POLICIES = 8  # frozen along one training, nearer to each other early, where learning is fast
-ESTIMATORS = [  # (return to go, baseline). No critic for whole returns: this one has learned returns to go
+# (return to go, baseline). No critic for whole returns: this one has learned returns to go
+ESTIMATORS = [
     (False, "no_baseline"),
     (False, "batch_mean"),
     (True, "no_baseline"),
@@ -30,13 +31,15 @@ ESTIMATORS = [  # (return to go, baseline). No critic for whole returns: this on
 ]
 
 
-# %% Variance of the gradient ---------------------------------------------------------------------------
+# %% Variance of the gradient ----------------------------------------------------------------------
 def gradient_estimates(
     c: reinforce.Constants, actor: reinforce.MLP, critic: reinforce.MLP, rngs: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """What every estimator makes of the same episodes, with frozen networks and keys [M] of M batches.
+    """What every estimator makes of the same episodes, with frozen networks and keys [M] of M
+    batches.
 
-    Returns estimates of grad J, float32 [M, len(ESTIMATORS), weights of the actor]; mean returns [M].
+    Returns estimates of grad J, float32 [M, len(ESTIMATORS), weights of the actor]; mean returns
+    [M].
     """
 
     def one_batch(rng: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -51,7 +54,9 @@ def gradient_estimates(
             batch = reinforce.Batch(rollout.obs, rollout.action, rollout.alive, advantage, returns)
             return -ravel_pytree(nnx.grad(reinforce.actor_loss)(frozen, batch))[0]
 
-        return jnp.stack([estimate(*which) for which in ESTIMATORS]), rollout.reward.sum(axis=1).mean()
+        return jnp.stack([estimate(*which) for which in ESTIMATORS]), rollout.reward.sum(
+            axis=1
+        ).mean()
 
     return jax.lax.map(one_batch, rngs)
 
@@ -60,8 +65,9 @@ def spread_of(estimates: np.ndarray) -> dict[str, float]:
     """How far independent estimates [M, P] stray, and how long the vector is that they stray from.
 
     trace: of the covariance matrix, the mean squared distance of one estimate from the mean.
-    squared_norm: of the expected gradient. The mean of M estimates is longer by trace / M: subtracted.
-    *_error: standard errors. ratio: trace / squared_norm, nan where the noise hides the mean (2 errors).
+    squared_norm: of the expected gradient. The mean of M estimates is longer by trace / M:
+    subtracted. *_error: standard errors. ratio: trace / squared_norm, nan where the noise hides the
+    mean (2 errors).
     """
     estimates = estimates.astype(np.float64)
     m, average = len(estimates), estimates.mean(axis=0)
@@ -70,17 +76,20 @@ def spread_of(estimates: np.ndarray) -> dict[str, float]:
     squared_norm = (average**2).sum() - trace / m
     squared_norm_error = 2 * (estimates @ average).std(ddof=1) / np.sqrt(m)
     return {
-        "trace": trace, "trace_error": squares.std(ddof=1) / np.sqrt(m),
-        "squared_norm": squared_norm, "squared_norm_error": squared_norm_error,
+        "trace": trace,
+        "trace_error": squares.std(ddof=1) / np.sqrt(m),
+        "squared_norm": squared_norm,
+        "squared_norm_error": squared_norm_error,
         "ratio": trace / squared_norm if squared_norm > 2 * squared_norm_error else np.nan,
-    }  # fmt: skip
+    }
 
 
 def measure_variance(c: reinforce.Constants) -> list[dict[str, Any]]:
     """The lines of gradient_variance.csv: policies from early to late in the first seed's training."""
     rng = jax.random.key(c.SEED)
     learn = jax.jit(functools.partial(reinforce.learn_and_evaluate, c, rng))
-    agent, frozen = reinforce.make_agent(c, rng), []  # the agents as they were at each row of the log
+    # the agents as they were at each row of the log
+    agent, frozen = reinforce.make_agent(c, rng), []
     for index in range(c.NUM_STEPS // c.EVAL_INTERVAL):
         agent, _ = learn(agent, index)
         frozen.append(agent)
@@ -90,14 +99,17 @@ def measure_variance(c: reinforce.Constants) -> list[dict[str, Any]]:
     for row in tqdm(rows, unit="policy", leave=False, disable=None):
         rngs = jax.random.split(jax.random.fold_in(rng, row), VARIANCE_BATCHES)
         estimates, returns = estimate_all(frozen[row].actor, frozen[row].critic, rngs)
-        policy = {"env_step": int(frozen[row].env_step), "episode_return": np.asarray(returns).mean().item()}
+        policy = {
+            "env_step": int(frozen[row].env_step),
+            "episode_return": np.asarray(returns).mean().item(),
+        }
         for i, (reward_to_go, baseline) in enumerate(ESTIMATORS):
             estimator = {"reward_to_go": reward_to_go, "baseline": baseline}
             lines.append(policy | estimator | spread_of(np.asarray(estimates[:, i])))
     return lines
 
 
-# %% Main -----------------------------------------------------------------------------------------------
+# %% Main ------------------------------------------------------------------------------------------
 def main(arguments: list[str]) -> None:
     """Writes gradient_variance.csv into the run's folder; raises settings.UserError."""
     c = settings.read(reinforce.Constants, arguments)

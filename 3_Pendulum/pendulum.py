@@ -1,9 +1,10 @@
 """PPO on Pendulum: ppo.py with a torque, any real number, sampled from a normal distribution.
 
-The objective of the actor, to be maximized, is the clipped surrogate objective (Schulman et al. 2017, eq. 7),
-with an optional penalty that acts as a trust region (eq. 8):
+The objective of the actor, to be maximized, is the clipped surrogate objective (Schulman et al.
+2017, eq. 7), with an optional penalty that acts as a trust region (eq. 8):
 
-    J = mean [ min(ratio_t * A_t, clip(ratio_t, 1 - epsilon, 1 + epsilon) * A_t) - beta * KL(pi_old || pi) ]
+    J = mean [ min(ratio_t * A_t, clip(ratio_t, 1 - epsilon, 1 + epsilon) * A_t) - beta * KL(pi_old
+    || pi) ]
     ratio_t = pi(a_t | s_t) / pi_old(a_t | s_t)          the importance weight
 
 with the advantage of GAE (Schulman et al. 2016, eq. 16), cut at the end of an episode:
@@ -11,15 +12,16 @@ with the advantage of GAE (Schulman et al. 2016, eq. 16), cut at the end of an e
     A_t = delta_t + gamma * lambda * (1 - ended_t) * A_{t+1}
     delta_t = r_t + gamma * (1 - terminated_t) * V(s_{t+1}) - V(s_t)
 
-Pendulum never terminates, its episodes are truncated after 200 steps. So delta_t always bootstraps: V of the
-true last observation estimates the rewards after the cut.
+Pendulum never terminates, its episodes are truncated after 200 steps. So delta_t always bootstraps:
+V of the true last observation estimates the rewards after the cut.
 
-Read first: `policy`, the normal distribution; `policy_loss`, the KL penalty; `adam`. The rest is ppo.py.
+Read first: `policy`, the normal distribution; `policy_loss`, the KL penalty; `adam`. The rest is
+ppo.py.
 
-What is *not* here, and why: no entropy bonus (the distribution starts wide and narrows by itself), no
-clipping of the value loss, no running normalization (three numbers with known ranges; normalized advantages
-forgive the rewards' scale), no weights shared between actor and critic (two small networks are simpler than
-weighing two losses against each other), no early stop by KL.
+What is *not* here, and why: no entropy bonus (the distribution starts wide and narrows by itself),
+no clipping of the value loss, no running normalization (three numbers with known ranges; normalized
+advantages forgive the rewards' scale), no weights shared between actor and critic (two small
+networks are simpler than weighing two losses against each other), no early stop by KL.
 
     python 3_Pendulum/pendulum.py                 # ten seeds at once: about 25 seconds on one CPU core
     python 3_Pendulum/pendulum.py GAMMA=0.9 NUM_SEEDS=3
@@ -43,10 +45,20 @@ import runs
 import settings
 from environments import MAX_TORQUE, EnvState, Transition, evaluate, new_where_ended, quick_evaluate
 from environments import PENDULUM as ENV
-from settings import BelowOne, Count, NonNegative, Positive, PositiveOrInf, Probability, Seed, Size, TwoOrMore
+from settings import (
+    BelowOne,
+    Count,
+    NonNegative,
+    Positive,
+    PositiveOrInf,
+    Probability,
+    Seed,
+    Size,
+    TwoOrMore,
+)
 
 
-# %% Constants ------------------------------------------------------------------------------------------
+# %% Constants -------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
 class Constants:
     """Edit a value here, or give it for one run as NAME=value."""
@@ -56,48 +68,73 @@ class Constants:
     NUM_ENVS: Size = 8  # environments of each seed, side by side
     ROLLOUT_STEPS: Count = 125  # steps of each environment in a rollout
     # --- judging
-    GAMMA: BelowOne = 0.98  # discount; horizon 1 / (1 - GAMMA), about 50 steps, as long as a swing-up
-    GAE_LAMBDA: Probability = 0.85  # 0: trust the critic after one step; 1: trust only the rewards (no GAE)
+    GAMMA: BelowOne = (
+        0.98  # discount; horizon 1 / (1 - GAMMA), about 50 steps, as long as a swing-up
+    )
+    GAE_LAMBDA: Probability = (
+        0.85  # 0: trust the critic after one step; 1: trust only the rewards (no GAE)
+    )
     NORMALIZE_ADVANTAGES: bool = True  # to mean 0 and standard deviation 1, in each mini-batch
     # --- learning
     ACTOR_LEARNING_RATE: Positive = 1e-3  # Adam's, at the first gradient step
-    CRITIC_LEARNING_RATE: Positive = 3e-3  # the critic must keep up with the policy; 1e-3 is too slow
-    LEARNING_RATE_END: Probability = 0.0  # share of both rates left at the last gradient step; 1: no decay
-    MAX_GRAD_NORM: PositiveOrInf = 0.5  # gradient clipping by global norm, for each network on its own
+    CRITIC_LEARNING_RATE: Positive = (
+        3e-3  # the critic must keep up with the policy; 1e-3 is too slow
+    )
+    LEARNING_RATE_END: Probability = (
+        0.0  # share of both rates left at the last gradient step; 1: no decay
+    )
+    MAX_GRAD_NORM: PositiveOrInf = (
+        0.5  # gradient clipping by global norm, for each network on its own
+    )
     NUM_EPOCHS: Size = 10  # passes over each rollout
     MINIBATCH_SIZE: TwoOrMore = 50  # steps in one gradient step
     # --- clip and KL penalty: both keep the new policy near the one that collected the rollout
-    CLIP_EPSILON: PositiveOrInf = 0.2  # no gain from moving the ratio beyond 1 +- this; 1e9 switches it off
+    CLIP_EPSILON: PositiveOrInf = (
+        0.2  # no gain from moving the ratio beyond 1 +- this; 1e9 switches it off
+    )
     BETA: NonNegative = 0.0  # weight of the KL divergence from the old policy; 0 switches it off
     # --- networks
     HIDDEN_SIZE: Size = 64  # width of the two hidden layers of each network
     SCALE_OBSERVATIONS: bool = True  # divide by ENV.observation_scale: all numbers reach about 1
     SIGMA_START: Positive = 2.0  # initial standard deviation of the torque, N m; the limits are +-2
-    SIGMA_MIN: Positive = 0.05  # newton metres; as sigma goes to 0, a small step of the mean makes any ratio
+    SIGMA_MIN: Positive = (
+        0.05  # newton metres; as sigma goes to 0, a small step of the mean makes any ratio
+    )
     # --- the run
     SEED: Seed = 0  # of the first seed
     NUM_SEEDS: Size = 10  # SEED, SEED + 1, ...: trained side by side by jax.vmap
-    EVAL_INTERVAL: Count = 5_000  # environment steps between evaluations of the greedy policy during training
-    EVAL_EPISODES: Count = 100  # greedy episodes per seed after training, on Gymnasium's own Pendulum-v1
+    EVAL_INTERVAL: Count = (
+        5_000  # environment steps between evaluations of the greedy policy during training
+    )
+    EVAL_EPISODES: Count = (
+        100  # greedy episodes per seed after training, on Gymnasium's own Pendulum-v1
+    )
     RUN_DIR: str = ""  # empty: runs/pendulum/<time>
 
     def __post_init__(self):
         rollout = self.NUM_ENVS * self.ROLLOUT_STEPS
         text = f"NUM_ENVS * ROLLOUT_STEPS = {rollout}"
-        settings.check(self, "MINIBATCH_SIZE", rollout % self.MINIBATCH_SIZE == 0, f"a divisor of {text}")
-        settings.check(self, "EVAL_INTERVAL", self.EVAL_INTERVAL % rollout == 0, f"a multiple of {text}")
+        settings.check(
+            self, "MINIBATCH_SIZE", rollout % self.MINIBATCH_SIZE == 0, f"a divisor of {text}"
+        )
+        settings.check(
+            self, "EVAL_INTERVAL", self.EVAL_INTERVAL % rollout == 0, f"a multiple of {text}"
+        )
         of_interval = f"a multiple of EVAL_INTERVAL={self.EVAL_INTERVAL}"
         settings.check(self, "NUM_STEPS", self.NUM_STEPS % self.EVAL_INTERVAL == 0, of_interval)
         above = f"above SIGMA_MIN={self.SIGMA_MIN} and below 1000"
         settings.check(self, "SIGMA_START", self.SIGMA_MIN < self.SIGMA_START < 1000, above)
 
 
-# %% Networks -------------------------------------------------------------------------------------------
+# %% Networks --------------------------------------------------------------------------------------
 class MLP(nnx.Module):
     """A network of two hidden layers, float32: [..., inputs] to [..., outputs]."""
 
-    def __init__(self, scale: tuple, hidden_size: int, outputs: int, rngs: nnx.Rngs, factor: float = 1.0):
-        self.scale, self.factor = scale, factor  # of the inputs, which are divided by it; of the outputs
+    def __init__(
+        self, scale: tuple, hidden_size: int, outputs: int, rngs: nnx.Rngs, factor: float = 1.0
+    ):
+        # of the inputs, which are divided by it; of the outputs
+        self.scale, self.factor = scale, factor
         self.hidden_1 = nnx.Linear(len(scale), hidden_size, rngs=rngs)
         self.hidden_2 = nnx.Linear(hidden_size, hidden_size, rngs=rngs)
         self.output = nnx.Linear(hidden_size, outputs, rngs=rngs)
@@ -115,25 +152,30 @@ def make_networks(c: Constants, actor_rng: jax.Array, critic_rng: jax.Array) -> 
     # Small-init output layer: at first mean 0 and sigma SIGMA_START in every state.
     actor.output.kernel[...] = 0.1 * actor.output.kernel[...]
     over = c.SIGMA_START - c.SIGMA_MIN
-    actor.output.bias[...] = jnp.array([0.0, over + np.log(-np.expm1(-over))])  # softplus makes `over` of it
+    # softplus makes `over` of it
+    actor.output.bias[...] = jnp.array([0.0, over + np.log(-np.expm1(-over))])
     actor.sigma_min = c.SIGMA_MIN
     critic = MLP(scale, c.HIDDEN_SIZE, 1, nnx.Rngs(critic_rng))
     return actor, critic
 
 
 def policy(actor: MLP, obs: jax.Array) -> tfd.Normal:
-    """pi(. | s), the distribution of the torque: observations [..., 3] to a batch [...] of distributions."""
+    """pi(. | s), the distribution of the torque: observations [..., 3] to a batch [...] of
+    distributions.
+    """
     mean, sigma = jnp.moveaxis(actor(obs), -1, 0)  # [...] each
     # softplus keeps sigma positive
     return tfd.Normal(MAX_TORQUE * nnx.tanh(mean), actor.sigma_min + nnx.softplus(sigma))
 
 
 def value(critic: MLP, obs: jax.Array) -> jax.Array:
-    """V(s): observations [..., 3] to values [...]. No clock: at the time limit V estimates the rest."""
+    """V(s): observations [..., 3] to values [...]. No clock: at the time limit V estimates the
+    rest.
+    """
     return critic(obs)[..., 0]  # drop the last axis, else [B, 1] - [B] broadcasts to [B, B]
 
 
-# %% Training -------------------------------------------------------------------------------------------
+# %% Training --------------------------------------------------------------------------------------
 class Agent(NamedTuple):
     """Everything that changes while learning; the carry of the loops."""
 
@@ -178,7 +220,8 @@ class Log(NamedTuple):
     eval_return: jax.Array  # greedy policy, a mean over a few episodes in the JAX environment
     # means over the rollouts of the interval:
     episode_return: jax.Array  # of the policy that draws its actions; nan if no episode ended
-    explained_variance: jax.Array  # 1 - Var(returns - V) / Var(returns), of V before it learned from them
+    # 1 - Var(returns - V) / Var(returns), of V before it learned from them
+    explained_variance: jax.Array
     value_loss: jax.Array
     # after the last epoch, new policy against old on the whole rollout:
     entropy: jax.Array  # nats, of the new policy
@@ -188,11 +231,20 @@ class Log(NamedTuple):
     clip_fraction: jax.Array  # share of ratios outside 1 +- CLIP_EPSILON
 
 
-SHOWN = ["episode_return", "eval_return", "explained_variance", "approx_kl", "clip_fraction", "entropy"]
+SHOWN = [
+    "episode_return",
+    "eval_return",
+    "explained_variance",
+    "approx_kl",
+    "clip_fraction",
+    "entropy",
+]
 
 
 def train(c: Constants) -> tuple[Agent, Log, float]:
-    """Trains all seeds, a row at a time: agents [NUM_SEEDS, ...], log [NUM_SEEDS, rows], compile seconds."""
+    """Trains all seeds, a row at a time: agents [NUM_SEEDS, ...], log [NUM_SEEDS, rows], compile
+    seconds.
+    """
     agents, train_row, compile_seconds = runs.compile_row(
         c, make_agent, learn_and_evaluate, shared="count|steps?|env_step"
     )
@@ -204,8 +256,12 @@ def train(c: Constants) -> tuple[Agent, Log, float]:
     return agents, Log(*(np.stack(column, axis=1) for column in zip(*log))), compile_seconds
 
 
-def learn_and_evaluate(c: Constants, rng: jax.Array, agent: Agent, index: jax.Array) -> tuple[Agent, Log]:
-    """EVAL_INTERVAL environment steps of one seed, then a look at its greedy policy: one row of the log."""
+def learn_and_evaluate(
+    c: Constants, rng: jax.Array, agent: Agent, index: jax.Array
+) -> tuple[Agent, Log]:
+    """EVAL_INTERVAL environment steps of one seed, then a look at its greedy policy: one row of the
+    log.
+    """
     *_, eval_rng, learning_rng = jax.random.split(rng, 5)
 
     def one_update(_, carry):
@@ -239,7 +295,9 @@ def make_agent(c: Constants, rng: jax.Array) -> Agent:
 def adam(c: Constants, learning_rate: float) -> optax.GradientTransformation:
     """Adam, whose rate falls in a straight line, on gradients of a limited length."""
     num_updates = c.NUM_STEPS * c.NUM_EPOCHS // c.MINIBATCH_SIZE
-    schedule = optax.linear_schedule(learning_rate, learning_rate * c.LEARNING_RATE_END, num_updates)
+    schedule = optax.linear_schedule(
+        learning_rate, learning_rate * c.LEARNING_RATE_END, num_updates
+    )
     return optax.chain(optax.clip_by_global_norm(c.MAX_GRAD_NORM), optax.adam(schedule))
 
 
@@ -251,9 +309,14 @@ def update(c: Constants, agent: Agent, rng: jax.Array) -> tuple[Agent, dict[str,
     # 2. judge
     steps = rollout.transition  # each [N, T, ...]
     advantage = gae(  # [N, T]
-        steps.reward, rollout.value, rollout.next_value, steps.terminated, steps.truncated,
-        c.GAMMA, c.GAE_LAMBDA,
-    )  # fmt: skip
+        steps.reward,
+        rollout.value,
+        rollout.next_value,
+        steps.terminated,
+        steps.truncated,
+        c.GAMMA,
+        c.GAE_LAMBDA,
+    )
     old = rollout.log_prob, rollout.mean, rollout.sigma
     rows = Batch(steps.obs, steps.action, *old, advantage, advantage + rollout.value)
     batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)  # [N, T, ...] -> [B, ...]
@@ -281,20 +344,28 @@ def collect(c: Constants, agent: Agent, rng: jax.Array) -> tuple[Agent, Rollout]
         next_state, transition = jax.vmap(ENV.step)(env_state, action)
         ended = transition.terminated | transition.truncated  # [N]
         row = Rollout(
-            transition, old.log_prob(action), old.loc, old.scale,
-            value(agent.critic, transition.obs), value(agent.critic, transition.next_obs),
+            transition,
+            old.log_prob(action),
+            old.loc,
+            old.scale,
+            value(agent.critic, transition.obs),
+            value(agent.critic, transition.next_obs),
             next_state.episode_return,
-        )  # fmt: skip
+        )
         first = jax.vmap(ENV.reset)(jax.random.split(reset_rng, c.NUM_ENVS))
         return new_where_ended(ended, first, next_state), row
 
-    env_state, rollout = jax.lax.scan(one_step, agent.env_state, jax.random.split(rng, c.ROLLOUT_STEPS))
+    env_state, rollout = jax.lax.scan(
+        one_step, agent.env_state, jax.random.split(rng, c.ROLLOUT_STEPS)
+    )
     rollout = jax.tree.map(lambda x: x.swapaxes(0, 1), rollout)  # [T, N, ...] -> [N, T, ...]
     return agent._replace(env_state=env_state), rollout
 
 
 def learn(c: Constants, agent: Agent, batch: Batch, rng: jax.Array) -> tuple[Agent, jax.Array]:
-    """NUM_EPOCHS passes over the rollout in shuffled mini-batches; returns the mean value loss as well."""
+    """NUM_EPOCHS passes over the rollout in shuffled mini-batches; returns the mean value loss as
+    well.
+    """
 
     def one_minibatch(agent: Agent, rows: jax.Array) -> tuple[Agent, jax.Array]:
         return agent, train_step(c, agent, jax.tree.map(lambda x: x[rows], batch))
@@ -306,7 +377,9 @@ def learn(c: Constants, agent: Agent, batch: Batch, rng: jax.Array) -> tuple[Age
 
 
 def train_step(c: Constants, agent: Agent, batch: Batch) -> jax.Array:
-    """One gradient step of actor and critic, which changes both in place; returns the critic's loss []."""
+    """One gradient step of actor and critic, which changes both in place; returns the critic's loss
+    [].
+    """
     gradient = nnx.grad(functools.partial(actor_loss, c))(agent.actor, batch)
     agent.actor_optimizer.update(agent.actor, gradient)
     value_loss, gradient = nnx.value_and_grad(critic_loss)(agent.critic, batch)
@@ -314,19 +387,27 @@ def train_step(c: Constants, agent: Agent, batch: Batch) -> jax.Array:
     return value_loss
 
 
-# %% Algorithm ------------------------------------------------------------------------------------------
+# %% Algorithm -------------------------------------------------------------------------------------
 def gae(
-    reward: jax.Array, value: jax.Array, next_value: jax.Array, terminated: jax.Array, truncated: jax.Array,
-    gamma: float, gae_lambda: float,
-) -> jax.Array:  # fmt: skip
-    """Generalized advantage estimation (Schulman et al. 2016, eq. 16), from the last step back to the first.
+    reward: jax.Array,
+    value: jax.Array,
+    next_value: jax.Array,
+    terminated: jax.Array,
+    truncated: jax.Array,
+    gamma: float,
+    gae_lambda: float,
+) -> jax.Array:
+    """Generalized advantage estimation (Schulman et al. 2016, eq. 16), from the last step back to
+    the first.
 
-    All [N, T]; next_value is V(s_{t+1}) of the true next observation. The advantages plus `value` are the
-    critic's targets.
+    All [N, T]; next_value is V(s_{t+1}) of the true next observation. The advantages plus `value`
+    are the critic's targets.
     """
-    # Only termination ends the future rewards. After a truncation the world would go on, so it bootstraps.
+    # Only termination ends the future rewards. After a truncation the world would go on, so it
+    # bootstraps.
     delta = reward + gamma * (1 - terminated) * next_value - value  # [N, T]
-    # The next step may belong to the next episode: no advantage flows back over an end of either kind.
+    # The next step may belong to the next episode: no advantage flows back over an end of either
+    # kind.
     not_done = 1 - (terminated | truncated)  # [N, T]
 
     def backwards(later, x):  # [N]
@@ -334,7 +415,9 @@ def gae(
         now = delta + gamma * gae_lambda * not_done * later
         return now, now
 
-    _, advantage = jax.lax.scan(backwards, jnp.zeros(len(reward)), (delta.T, not_done.T), reverse=True)
+    _, advantage = jax.lax.scan(
+        backwards, jnp.zeros(len(reward)), (delta.T, not_done.T), reverse=True
+    )
     return advantage.T  # [T, N] -> [N, T]
 
 
@@ -346,9 +429,9 @@ def normalized(advantage: jax.Array) -> jax.Array:
 def clipped_objective(ratio: jax.Array, advantage: jax.Array, epsilon: float) -> jax.Array:
     """The clipped surrogate objective (Schulman et al. 2017, eq. 7), elementwise.
 
-    A good action (advantage above 0) earns nothing more once it is 1 + epsilon times as likely, a bad one
-    once it is down to 1 - epsilon. There's no limit on the other side: a step in the wrong direction has
-    its full cost.
+    A good action (advantage above 0) earns nothing more once it is 1 + epsilon times as likely, a
+    bad one once it is down to 1 - epsilon. There's no limit on the other side: a step in the wrong
+    direction has its full cost.
     """
     clipped = jnp.clip(ratio, 1 - epsilon, 1 + epsilon)
     return jnp.minimum(ratio * advantage, clipped * advantage)
@@ -368,7 +451,9 @@ def actor_loss(c: Constants, actor: MLP, batch: Batch) -> jax.Array:
     advantage = normalized(batch.advantage) if c.NORMALIZE_ADVANTAGES else batch.advantage
     # the KL penalty (Schulman et al. 2017, eq. 8)
     penalty = c.BETA * tfd.kl_divergence(tfd.Normal(batch.mean, batch.sigma), new).mean()
-    return policy_loss(new.log_prob(batch.action), batch.log_prob, advantage, c.CLIP_EPSILON) + penalty
+    return (
+        policy_loss(new.log_prob(batch.action), batch.log_prob, advantage, c.CLIP_EPSILON) + penalty
+    )
 
 
 def critic_loss(critic: MLP, batch: Batch) -> jax.Array:
@@ -389,7 +474,7 @@ def compare_policies(c: Constants, actor: MLP, batch: Batch) -> dict[str, jax.Ar
     }
 
 
-# %% Main -----------------------------------------------------------------------------------------------
+# %% Main ------------------------------------------------------------------------------------------
 def main(arguments: list[str]) -> dict[str, Any]:
     """Trains all seeds, evaluates them, fills the run's folder. Returns what result.json holds."""
     started = time.perf_counter()
@@ -397,20 +482,31 @@ def main(arguments: list[str]) -> dict[str, Any]:
     runs.start_jax()
     run_dir = runs.open_run("pendulum", c)
     rollout = f"{c.NUM_ENVS} x {c.ROLLOUT_STEPS}"
-    print(f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} steps of {ENV.id} in rollouts of {rollout}, in {run_dir}")
+    print(
+        f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} steps of {ENV.id} in rollouts of {rollout}, in {run_dir}"
+    )
     agents, log, compile_seconds = train(c)
     runs.write_log(run_dir, log, c.SEED)
     print(f"trained; now {c.EVAL_EPISODES} greedy episodes each")
     eval_return = evaluate(ENV, policy, agents.actor, c.EVAL_EPISODES).mean(axis=1)  # [NUM_SEEDS]
     environments.print_returns(c.SEED, eval_return)
     pictures.draw_ppo_curve(run_dir / "learning_curve.png", log)
-    pictures.draw_clipped_objective(run_dir / "clipped_objective.png", clipped_objective, c.CLIP_EPSILON)
-    trained, critic = (jax.tree.map(lambda x: x[0], network) for network in (agents.actor, agents.critic))
+    pictures.draw_clipped_objective(
+        run_dir / "clipped_objective.png", clipped_objective, c.CLIP_EPSILON
+    )
+    trained, critic = (
+        jax.tree.map(lambda x: x[0], network) for network in (agents.actor, agents.critic)
+    )
     untrained, _ = make_networks(c, jax.random.key(c.SEED), jax.random.key(c.SEED))
     played = pictures.record_gif(run_dir / "pendulum.gif", policy, untrained, trained)
-    pictures.draw_value_function(run_dir / "value_function.png", functools.partial(value, critic), played)
+    pictures.draw_value_function(
+        run_dir / "value_function.png", functools.partial(value, critic), played
+    )
     seconds = {"seconds": time.perf_counter() - started, "compile_seconds": compile_seconds}
-    result = {"eval_return": eval_return.tolist(), "env_steps": log.env_step[:, -1].tolist()} | seconds
+    result = {
+        "eval_return": eval_return.tolist(),
+        "env_steps": log.env_step[:, -1].tolist(),
+    } | seconds
     runs.write_json(run_dir / "result.json", result)
     print(f"{result['seconds']:.0f} s; everything of this run is in {run_dir}")
     return result

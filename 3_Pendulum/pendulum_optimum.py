@@ -1,8 +1,10 @@
-"""How well can Pendulum-v1 be played at all? Value iteration on a fine grid, with the physics known.
+"""How well can Pendulum-v1 be played at all? Value iteration on a fine grid, with the physics
+known.
 
-Backwards from the last of 200 steps (Bellman 1957), without discount, over 241 angles x 321 speeds x 21
-torques, linear between the grid's points; then the policy that looks one step ahead with those values plays
-the episodes of folder 3's tables: gymnasium.make("Pendulum-v1"), environment seeds 0, 1, ... 99.
+Backwards from the last of 200 steps (Bellman 1957), without discount, over 241 angles x 321 speeds
+x 21 torques, linear between the grid's points; then the policy that looks one step ahead with those
+values plays the episodes of folder 3's tables: gymnasium.make("Pendulum-v1"), environment seeds 0,
+1, ... 99.
 
     python 3_Pendulum/pendulum_optimum.py               # 15 seconds; writes assets/pendulum_optimum.csv
     python 3_Pendulum/pendulum_optimum.py 361 481 41    # another grid: prints only
@@ -32,7 +34,9 @@ def wrapped(angle: np.ndarray) -> np.ndarray:
 
 
 def move(angle: np.ndarray, speed: np.ndarray, torque: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """One step of 0.05 s of a rod of 1 kg and 1 m in a gravity of 10 m/s^2 (Gymnasium's documentation)."""
+    """One step of 0.05 s of a rod of 1 kg and 1 m in a gravity of 10 m/s^2 (Gymnasium's
+    documentation).
+    """
     speed = np.clip(speed + (15 * np.sin(angle) + 3 * torque) * 0.05, -MAX_SPEED, MAX_SPEED)
     return angle + 0.05 * speed, speed
 
@@ -51,7 +55,10 @@ def lookup(table: np.ndarray, angle: np.ndarray, speed: np.ndarray) -> np.ndarra
 
 def costs_to_go(num_angles: int, num_speeds: int, num_torques: int) -> list[np.ndarray]:
     """The least cost of the last 0, 1, ... NUM_STEPS steps, each [angles, speeds]."""
-    angles, speeds = np.linspace(-np.pi, np.pi, num_angles), np.linspace(-MAX_SPEED, MAX_SPEED, num_speeds)
+    angles, speeds = (
+        np.linspace(-np.pi, np.pi, num_angles),
+        np.linspace(-MAX_SPEED, MAX_SPEED, num_speeds),
+    )
     angle, speed = np.meshgrid(angles, speeds, indexing="ij")
     torques = np.linspace(-2, 2, num_torques)
     moves = [move(angle, speed, torque) for torque in torques]
@@ -73,7 +80,9 @@ def main(arguments: list[str]) -> None:
         total = 0.0
         for steps_left in range(NUM_STEPS, 0, -1):
             angle, speed = (np.full(len(torques), x) for x in env.unwrapped.state)
-            ahead = cost(angle, speed, torques) + lookup(tables[steps_left - 1], *move(angle, speed, torques))
+            ahead = cost(angle, speed, torques) + lookup(
+                tables[steps_left - 1], *move(angle, speed, torques)
+            )
             total += float(env.step(torques[[ahead.argmin()]])[1])
         rows.append({"seed": seed, "return": total})
     returns = np.array([row["return"] for row in rows])

@@ -1,4 +1,5 @@
-"""What the clip does: the ratio of single actions over the ten passes of one update, with it and without.
+"""What the clip does: the ratio of single actions over the ten passes of one update, with it and
+without.
 
 python 3_Pendulum/ratio_study.py            # the first update of ppo.py's first seed: about 20 seconds
 python 3_Pendulum/ratio_study.py SEED=1     # constants of ppo.py
@@ -20,9 +21,11 @@ NO_CLIP = 1e9
 EVERY = 50  # of the rollout's steps, every fiftieth is written down: 20 of 1,000
 
 
-# %% One update -----------------------------------------------------------------------------------------
+# %% One update ------------------------------------------------------------------------------------
 def first_rollout(c: ppo.Constants) -> tuple[ppo.Agent, ppo.Batch, jax.Array]:
-    """What `ppo.train` has at hand when it begins to learn for the first time: agent, batch, random key."""
+    """What `ppo.train` has at hand when it begins to learn for the first time: agent, batch, random
+    key.
+    """
     rng = jax.random.key(c.SEED)
     *_, learning_rng = jax.random.split(rng, 5)
     agent = ppo.make_agent(c, rng)
@@ -30,17 +33,25 @@ def first_rollout(c: ppo.Constants) -> tuple[ppo.Agent, ppo.Batch, jax.Array]:
     agent, rollout = jax.jit(functools.partial(ppo.collect, c))(agent, collect_rng)
     t = rollout.transition
     advantage = ppo.gae(
-        t.reward, rollout.value, rollout.next_value, t.terminated, t.truncated, c.GAMMA, c.GAE_LAMBDA
+        t.reward,
+        rollout.value,
+        rollout.next_value,
+        t.terminated,
+        t.truncated,
+        c.GAMMA,
+        c.GAE_LAMBDA,
     )
     rows = ppo.Batch(t.obs, t.action, rollout.log_prob, advantage, advantage + rollout.value)
     return agent, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows), learn_rng
 
 
-def ratios_after(c: ppo.Constants, agent: ppo.Agent, batch: ppo.Batch, rng: jax.Array) -> np.ndarray:
+def ratios_after(
+    c: ppo.Constants, agent: ppo.Agent, batch: ppo.Batch, rng: jax.Array
+) -> np.ndarray:
     """Each action's ratio after 0, 1, ... NUM_EPOCHS passes, [NUM_EPOCHS + 1, B].
 
-    Of the same key, the first passes are the same however many follow: so what `ppo.learn` makes of n passes
-    is where the update stands after n of them.
+    Of the same key, the first passes are the same however many follow: so what `ppo.learn` makes of
+    n passes is where the update stands after n of them.
     """
 
     @functools.partial(jax.jit, static_argnums=0)
@@ -51,7 +62,7 @@ def ratios_after(c: ppo.Constants, agent: ppo.Agent, batch: ppo.Batch, rng: jax.
     return np.stack([np.ones(len(batch.obs)), *(after(1 + i) for i in range(c.NUM_EPOCHS))])
 
 
-# %% Main -----------------------------------------------------------------------------------------------
+# %% Main ------------------------------------------------------------------------------------------
 def main(arguments: list[str]) -> None:
     """The same update with the clip and without; writes ratio_passes.csv into the run's folder."""
     c = settings.read(ppo.Constants, arguments)
@@ -63,7 +74,12 @@ def main(arguments: list[str]) -> None:
         ratio = ratios_after(replace(c, CLIP_EPSILON=epsilon), agent, batch, rng)
         outside = (np.abs(ratio - 1) > c.CLIP_EPSILON).mean(axis=1)
         for passes, step in itertools.product(range(len(ratio)), range(0, ratio.shape[1], EVERY)):
-            line = {"clip_epsilon": epsilon, "passes": passes, "share_outside": outside[passes], "step": step}
+            line = {
+                "clip_epsilon": epsilon,
+                "passes": passes,
+                "share_outside": outside[passes],
+                "step": step,
+            }
             line["normalized_advantage"] = round(advantage[step].item(), 4)
             lines.append(line | {"ratio": round(ratio[passes, step].item(), 4)})
         shares = ", ".join(f"{share:.1%}" for share in outside)

@@ -1,20 +1,22 @@
 """REINFORCE on CartPole: push up the probability of what paid off. Paid off, compared with what?
 
-The policy is a network, and its params climb the expected return J itself (Williams 1992; Sutton & Barto
-2018, eq. 13.11), estimated from N whole episodes that the policy played:
+The policy is a network, and its params climb the expected return J itself (Williams 1992; Sutton &
+Barto 2018, eq. 13.11), estimated from N whole episodes that the policy played:
 
     grad J  ~  1/N sum_episodes sum_t (G_t - b_t) grad log pi(a_t | s_t),    G_t = sum_{k>=t} gamma^(k-t) r_k
 
-BASELINE chooses b_t: nothing, the mean of the batch (it shrinks the gradient a little), or a learned critic
-V(s_t). What a baseline changes is how far the estimate of one batch strays from the mean of all.
+BASELINE chooses b_t: nothing, the mean of the batch (it shrinks the gradient a little), or a
+learned critic V(s_t). What a baseline changes is how far the estimate of one batch strays from the
+mean of all.
 
-Read first: `update`, the four phases; `discounted_returns` and the three baselines; `policy_loss`. Then
-`diff 3_Pendulum/reinforce.py 3_Pendulum/ppo.py` shows what PPO adds.
+Read first: `update`, the four phases; `discounted_returns` and the three baselines; `policy_loss`.
+Then `diff 3_Pendulum/reinforce.py 3_Pendulum/ppo.py` shows what PPO adds.
 
-What is *not* here, and why: no bootstrapping (Monte Carlo: a return is what was really earned, up to the fall
-or the time limit), no normalization of the advantages (dividing by their spread would hide what the baseline
-does), no second step on the same episodes (that needs PPO's ratio), no entropy bonus, no factor gamma^t in
-front of each term (nearly everyone leaves it out; it would all but silence the late steps).
+What is *not* here, and why: no bootstrapping (Monte Carlo: a return is what was really earned, up
+to the fall or the time limit), no normalization of the advantages (dividing by their spread would
+hide what the baseline does), no second step on the same episodes (that needs PPO's ratio), no
+entropy bonus, no factor gamma^t in front of each term (nearly everyone leaves it out; it would all
+but silence the late steps).
 
     python 3_Pendulum/reinforce.py                # ten seeds at once: about 20 seconds on one CPU core
     python 3_Pendulum/reinforce.py BASELINE=no_baseline REWARD_TO_GO=False
@@ -40,18 +42,26 @@ from environments import SOLVED, EnvState, evaluate, print_returns, print_row, q
 from settings import Count, Positive, Probability, Seed, Size, TwoOrMore
 
 
-# %% Constants ------------------------------------------------------------------------------------------
+# %% Constants -------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
 class Constants:
     """Edit a value here, or give it for one run as NAME=value."""
 
     # --- collecting: one rollout is an episode of every environment, learned from and thrown away
-    NUM_STEPS: Count = 100_000  # environment steps of each seed, as played; the last rollout may run over
-    NUM_ENVS: TwoOrMore = 8  # environments of each seed, side by side: whole episodes for each gradient step
+    NUM_STEPS: Count = (
+        100_000  # environment steps of each seed, as played; the last rollout may run over
+    )
+    NUM_ENVS: TwoOrMore = (
+        8  # environments of each seed, side by side: whole episodes for each gradient step
+    )
     # --- judging
     GAMMA: Probability = 0.99  # discount; horizon 1 / (1 - GAMMA), about 100 steps
-    BASELINE: Literal["no_baseline", "batch_mean", "critic_baseline"] = "critic_baseline"  # what we subtract
-    REWARD_TO_GO: bool = True  # credit an action with what came after it; False: with the whole return
+    BASELINE: Literal["no_baseline", "batch_mean", "critic_baseline"] = (
+        "critic_baseline"  # what we subtract
+    )
+    REWARD_TO_GO: bool = (
+        True  # credit an action with what came after it; False: with the whole return
+    )
     # --- learning
     ACTOR_LEARNING_RATE: Positive = 1e-2  # Adam's
     CRITIC_LEARNING_RATE: Positive = 3e-3  # Adam's
@@ -63,8 +73,12 @@ class Constants:
     # --- the run
     SEED: Seed = 0  # of the first seed
     NUM_SEEDS: Size = 10  # SEED, SEED + 1, ...: trained side by side by jax.vmap
-    EVAL_INTERVAL: Count = 5_000  # environment steps between evaluations of the greedy policy during training
-    EVAL_EPISODES: Count = 100  # greedy episodes per seed after training, on Gymnasium's own CartPole-v1
+    EVAL_INTERVAL: Count = (
+        5_000  # environment steps between evaluations of the greedy policy during training
+    )
+    EVAL_EPISODES: Count = (
+        100  # greedy episodes per seed after training, on Gymnasium's own CartPole-v1
+    )
     RUN_DIR: str = ""  # empty: runs/reinforce/<time>
 
     def __post_init__(self):
@@ -72,12 +86,15 @@ class Constants:
         settings.check(self, "NUM_STEPS", self.NUM_STEPS % self.EVAL_INTERVAL == 0, of_interval)
 
 
-# %% Networks -------------------------------------------------------------------------------------------
+# %% Networks --------------------------------------------------------------------------------------
 class MLP(nnx.Module):
     """A network of two hidden layers, float32: [..., inputs] to [..., outputs]."""
 
-    def __init__(self, scale: tuple, hidden_size: int, outputs: int, rngs: nnx.Rngs, factor: float = 1.0):
-        self.scale, self.factor = scale, factor  # of the inputs, which are divided by it; of the outputs
+    def __init__(
+        self, scale: tuple, hidden_size: int, outputs: int, rngs: nnx.Rngs, factor: float = 1.0
+    ):
+        # of the inputs, which are divided by it; of the outputs
+        self.scale, self.factor = scale, factor
         self.hidden_1 = nnx.Linear(len(scale), hidden_size, rngs=rngs)
         self.hidden_2 = nnx.Linear(hidden_size, hidden_size, rngs=rngs)
         self.output = nnx.Linear(hidden_size, outputs, rngs=rngs)
@@ -92,30 +109,34 @@ def make_networks(c: Constants, actor_rng: jax.Array, critic_rng: jax.Array) -> 
     """Untrained actor and critic."""
     scale = ENV.observation_scale if c.SCALE_OBSERVATIONS else (1.0,) * len(ENV.observation_scale)
     actor = MLP(scale, c.HIDDEN_SIZE, 2, nnx.Rngs(actor_rng))
-    # The critic predicts a share of the largest return, since Adam takes too long to reach values of 100.
+    # The critic predicts a share of the largest return, since Adam takes too long to reach values
+    # of 100.
     largest = sum(c.GAMMA**k for k in range(ENV.max_episode_steps))
     critic = MLP((*scale, ENV.max_episode_steps), c.HIDDEN_SIZE, 1, nnx.Rngs(critic_rng), largest)
     return actor, critic
 
 
 def policy(actor: MLP, obs: jax.Array) -> tfd.Categorical:
-    """pi(. | s), the distribution of the push: observations [..., 4] to a batch [...] of distributions."""
+    """pi(. | s), the distribution of the push: observations [..., 4] to a batch [...] of
+    distributions.
+    """
     return tfd.Categorical(logits=actor(obs))
 
 
 def value(critic: MLP, obs: jax.Array, t: jax.Array) -> jax.Array:
     """V(s, t): observations [..., 4] and their steps in the episode [...] to values [...].
 
-    Why the clock: nothing is bootstrapped, so the return from step 499 is 1 however upright the pole is,
-    while the same upright pole is worth 99 at step 0. A critic that cannot see the time is wrong about both.
-    A baseline may depend on anything but the action; the actor, which has to play CartPole-v1, sees no clock.
+    Why the clock: nothing is bootstrapped, so the return from step 499 is 1 however upright the
+    pole is, while the same upright pole is worth 99 at step 0. A critic that cannot see the time is
+    wrong about both. A baseline may depend on anything but the action; the actor, which has to play
+    CartPole-v1, sees no clock.
     """
     clock = jnp.broadcast_to(t, obs.shape[:-1])[..., None]
     x = jnp.concatenate([obs, clock], axis=-1)  # [..., 5]
     return critic(x)[..., 0]  # drop the last axis, else [B, 1] - [B] broadcasts to [B, B]
 
 
-# %% Training -------------------------------------------------------------------------------------------
+# %% Training --------------------------------------------------------------------------------------
 class Agent(NamedTuple):
     """Everything that changes while learning; the carry of the loops."""
 
@@ -157,16 +178,28 @@ class Log(NamedTuple):
     episode_return: jax.Array  # of the policy that draws its actions
     truncated: jax.Array  # share of the episodes that reached the time limit
     entropy: jax.Array  # nats, of the policy at the steps played; ln 2 = 0.69 is a coin
-    explained_variance: jax.Array  # 1 - Var(returns - b) / Var(returns), steps played; 0 without baseline
+    # 1 - Var(returns - b) / Var(returns), steps played; 0 without baseline
+    explained_variance: jax.Array
     gradient_norm: jax.Array
 
 
-SHOWN = ["episode_return", "eval_return", "truncated", "explained_variance", "gradient_norm", "entropy"]
+SHOWN = [
+    "episode_return",
+    "eval_return",
+    "truncated",
+    "explained_variance",
+    "gradient_norm",
+    "entropy",
+]
 
 
 def train(c: Constants) -> tuple[Agent, Log, float]:
-    """Trains all seeds, a row at a time: agents [NUM_SEEDS, ...], log [NUM_SEEDS, rows], compile seconds."""
-    agents, train_row, compile_seconds = runs.compile_row(c, make_agent, learn_and_evaluate, shared="none")
+    """Trains all seeds, a row at a time: agents [NUM_SEEDS, ...], log [NUM_SEEDS, rows], compile
+    seconds.
+    """
+    agents, train_row, compile_seconds = runs.compile_row(
+        c, make_agent, learn_and_evaluate, shared="none"
+    )
     log = []
     for index in runs.until_ctrl_c(range(c.NUM_STEPS // c.EVAL_INTERVAL)):
         agents, row = train_row(agents, index)
@@ -175,8 +208,12 @@ def train(c: Constants) -> tuple[Agent, Log, float]:
     return agents, Log(*(np.stack(column, axis=1) for column in zip(*log))), compile_seconds
 
 
-def learn_and_evaluate(c: Constants, rng: jax.Array, agent: Agent, index: jax.Array) -> tuple[Agent, Log]:
-    """Rollouts of one seed past the next EVAL_INTERVAL, then a look at its greedy policy: row `index`."""
+def learn_and_evaluate(
+    c: Constants, rng: jax.Array, agent: Agent, index: jax.Array
+) -> tuple[Agent, Log]:
+    """Rollouts of one seed past the next EVAL_INTERVAL, then a look at its greedy policy: row
+    `index`.
+    """
     *_, eval_rng, learning_rng = jax.random.split(rng, 4)
     until = (index + 1) * c.EVAL_INTERVAL
 
@@ -188,7 +225,9 @@ def learn_and_evaluate(c: Constants, rng: jax.Array, agent: Agent, index: jax.Ar
     # Short episodes are few steps, long ones many: a loop of unknown length.
     zeros = dict.fromkeys(Log._fields[3:], jnp.float32(0))
     before = agent.num_updates
-    agent, total = jax.lax.while_loop(lambda carry: carry[0].env_step < until, one_update, (agent, zeros))
+    agent, total = jax.lax.while_loop(
+        lambda carry: carry[0].env_step < until, one_update, (agent, zeros)
+    )
     means = {name: metric / (agent.num_updates - before) for name, metric in total.items()}
     eval_return = quick_evaluate(ENV, policy, agent.actor, eval_rng)
     return agent, Log(agent.env_step, agent.num_updates, eval_return, **means)
@@ -229,7 +268,8 @@ def update(c: Constants, agent: Agent, rng: jax.Array) -> tuple[Agent, dict[str,
         "truncated": rollout.truncated.any(axis=1).mean(),
         "entropy": entropy,
         # 1e-6: no 0 / 0 where all returns are equal
-        "explained_variance": 1 - (advantage.var(where=played) + 1e-6) / (returns.var(where=played) + 1e-6),
+        "explained_variance": 1
+        - (advantage.var(where=played) + 1e-6) / (returns.var(where=played) + 1e-6),
         "gradient_norm": gradient_norm,
     }
     env_step = agent.env_step + rollout.alive.sum().astype(jnp.int32)
@@ -239,8 +279,8 @@ def update(c: Constants, agent: Agent, rng: jax.Array) -> tuple[Agent, dict[str,
 def collect(c: Constants, actor: MLP, rng: jax.Array) -> Rollout:
     """One whole episode of every environment, all by one and the same policy.
 
-    All run for 500 steps, since a compiled loop cannot stop for each alone; a pole that has fallen is played
-    on, and nothing after the fall counts.
+    All run for 500 steps, since a compiled loop cannot stop for each alone; a pole that has fallen
+    is played on, and nothing after the fall counts.
     """
     reset_rng, action_rng = jax.random.split(rng)
 
@@ -259,7 +299,9 @@ def collect(c: Constants, actor: MLP, rng: jax.Array) -> Rollout:
 
 
 def learn(c: Constants, agent: Agent, batch: Batch, rng: jax.Array) -> tuple[Agent, jax.Array]:
-    """One gradient step of the actor, CRITIC_STEPS of the critic; returns the gradient's length as well."""
+    """One gradient step of the actor, CRITIC_STEPS of the critic; returns the gradient's length as
+    well.
+    """
     gradient = nnx.grad(actor_loss)(agent.actor, batch)
     agent.actor_optimizer.update(agent.actor, gradient)
     gradient_norm = optax.global_norm(gradient)
@@ -272,19 +314,23 @@ def learn(c: Constants, agent: Agent, batch: Batch, rng: jax.Array) -> tuple[Age
         agent.critic_optimizer.update(agent.critic, gradient)
         return agent, None
 
-    # After the actor's step: a critic that had seen these returns would explain them away, action and all.
+    # After the actor's step: a critic that had seen these returns would explain them away, action
+    # and all.
     alive, shape = batch.alive.ravel(), (c.CRITIC_STEPS, c.MINIBATCH_SIZE)
-    drawn = jax.random.choice(rng, alive.size, shape, p=alive / alive.sum())  # with replacement, no padding
+    # with replacement, no padding
+    drawn = jax.random.choice(rng, alive.size, shape, p=alive / alive.sum())
     agent, _ = jax.lax.scan(one_minibatch, agent, jnp.divmod(drawn, ENV.max_episode_steps))
     return agent, gradient_norm
 
 
-# %% Algorithm ------------------------------------------------------------------------------------------
+# %% Algorithm -------------------------------------------------------------------------------------
 def discounted_returns(reward: jax.Array, gamma: float) -> jax.Array:
-    """G_t = r_t + gamma G_{t+1} (Sutton & Barto 2018, eq. 3.9), from the last step back to the first.
+    """G_t = r_t + gamma G_{t+1} (Sutton & Barto 2018, eq. 3.9), from the last step back to the
+    first.
 
-    Terminated or truncated makes no difference: Monte Carlo counts what was earned, and bootstraps nothing.
-    The time limit is then part of the task: 500 steps at most. Rewards [N, T] are 0 after the end.
+    Terminated or truncated makes no difference: Monte Carlo counts what was earned, and bootstraps
+    nothing. The time limit is then part of the task: 500 steps at most. Rewards [N, T] are 0 after
+    the end.
     """
 
     def backwards(later, reward):  # [N]
@@ -298,17 +344,19 @@ def discounted_returns(reward: jax.Array, gamma: float) -> jax.Array:
 def whole_return(reward: jax.Array, gamma: float) -> jax.Array:
     """G_0 for every step, float32 [N, T]: each action is credited with what came before it, too.
 
-    An action cannot change the past, so this adds the variance of every earlier step. On average the earlier
-    steps cancel, and what is left is gamma^t times the term of the return to go: exactly the gradient of the
-    discounted return, which the estimate without gamma^t is not (Nota & Thomas 2020), unless gamma is 1.
+    An action cannot change the past, so this adds the variance of every earlier step. On average
+    the earlier steps cancel, and what is left is gamma^t times the term of the return to go:
+    exactly the gradient of the discounted return, which the estimate without gamma^t is not (Nota &
+    Thomas 2020), unless gamma is 1.
     """
     return jnp.broadcast_to(discounted_returns(reward, gamma)[:, :1], reward.shape)
 
 
-# A baseline is subtracted from the returns. Whatever it is, if it does not depend on the action, the expected
-# gradient stays: sum_a pi(a|s) b(s) grad log pi(a|s) = b(s) grad sum_a pi(a|s) = b(s) grad 1 = 0
-# (Williams 1992; Sutton & Barto 2018, section 13.4; with a learned one, Sutton et al. 2000). How much
-# variance each leaves: Greensmith et al. 2004. All take (rollout, returns [N, T], critic), return [N, T].
+# A baseline is subtracted from the returns. Whatever it is, if it does not depend on the action,
+# the expected gradient stays: sum_a pi(a|s) b(s) grad log pi(a|s) = b(s) grad sum_a pi(a|s) = b(s)
+# grad 1 = 0 (Williams 1992; Sutton & Barto 2018, section 13.4; with a learned one, Sutton et al.
+# 2000). How much variance each leaves: Greensmith et al. 2004. All take (rollout, returns [N, T],
+# critic), return [N, T].
 def no_baseline(rollout: Rollout, returns: jax.Array, critic: MLP) -> jax.Array:
     """b = 0. All returns of CartPole are positive: every action gets pushed up, good or bad."""
     return jnp.zeros_like(returns)
@@ -317,17 +365,22 @@ def no_baseline(rollout: Rollout, returns: jax.Array, critic: MLP) -> jax.Array:
 def batch_mean(rollout: Rollout, returns: jax.Array, critic: MLP) -> jax.Array:
     """b_t = mean return of the episodes that are still alive at step t.
 
-    At the same step, not over all steps: the return to go falls along an episode, and one average for all
-    would call every early action good. Each episode is part of its own mean, which shrinks the expected term
-    to (n - 1) / n of itself with n alive, to nothing for the last survivor: a known bias. Leaving oneself out
-    (folder 4's leave_one_out) would fix it, and leave the last survivor without any baseline.
+    At the same step, not over all steps: the return to go falls along an episode, and one average
+    for all would call every early action good. Each episode is part of its own mean, which shrinks
+    the expected term to (n - 1) / n of itself with n alive, to nothing for the last survivor: a
+    known bias. Leaving oneself out (folder 4's leave_one_out) would fix it, and leave the last
+    survivor without any baseline.
     """
     alive = rollout.alive
-    return jnp.broadcast_to((alive * returns).sum(axis=0) / jnp.maximum(alive.sum(axis=0), 1), returns.shape)
+    return jnp.broadcast_to(
+        (alive * returns).sum(axis=0) / jnp.maximum(alive.sum(axis=0), 1), returns.shape
+    )
 
 
 def critic_baseline(rollout: Rollout, returns: jax.Array, critic: MLP) -> jax.Array:
-    """b_t = V(s_t, t), learned from the rollouts *before* this one: it must not know what these came to."""
+    """b_t = V(s_t, t), learned from the rollouts *before* this one: it must not know what these
+    came to.
+    """
     return value(critic, rollout.obs, jnp.arange(returns.shape[1]))
 
 
@@ -335,8 +388,11 @@ BASELINES = {function.__name__: function for function in (no_baseline, batch_mea
 
 
 def policy_loss(log_prob: jax.Array, advantage: jax.Array, alive: jax.Array) -> jax.Array:
-    """The number whose gradient is minus the estimate of grad J on top of this file; [N, T] each -> []."""
-    # Sum over the steps, mean over the episodes. The weight is a constant: no gradient flows through it.
+    """The number whose gradient is minus the estimate of grad J on top of this file; [N, T] each ->
+    [].
+    """
+    # Sum over the steps, mean over the episodes. The weight is a constant: no gradient flows
+    # through it.
     weight = alive * jax.lax.stop_gradient(advantage)
     return -(weight * log_prob).sum(axis=1).mean()
 
@@ -352,7 +408,7 @@ def critic_loss(critic: MLP, obs: jax.Array, t: jax.Array, returns: jax.Array) -
     return jnp.mean((returns - value(critic, obs, t)) ** 2)
 
 
-# %% Main -----------------------------------------------------------------------------------------------
+# %% Main ------------------------------------------------------------------------------------------
 def main(arguments: list[str]) -> dict[str, Any]:
     """Trains all seeds, evaluates them, fills the run's folder. Returns what result.json holds."""
     started = time.perf_counter()
@@ -360,7 +416,9 @@ def main(arguments: list[str]) -> dict[str, Any]:
     runs.start_jax()
     run_dir = runs.open_run("reinforce", c)
     rollout = f"{c.NUM_ENVS} episodes, {c.BASELINE}"
-    print(f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} steps of {ENV.id} in rollouts of {rollout}, in {run_dir}")
+    print(
+        f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} steps of {ENV.id} in rollouts of {rollout}, in {run_dir}"
+    )
     agents, log, compile_seconds = train(c)
     runs.write_log(run_dir, log, c.SEED)
     print(f"trained; now {c.EVAL_EPISODES} greedy episodes each")
@@ -368,7 +426,10 @@ def main(arguments: list[str]) -> dict[str, Any]:
     print_returns(c.SEED, eval_return, SOLVED)
     pictures.draw_reinforce_curve(run_dir / "learning_curve.png", log, c.BASELINE)
     seconds = {"seconds": time.perf_counter() - started, "compile_seconds": compile_seconds}
-    result = {"eval_return": eval_return.tolist(), "env_steps": log.env_step[:, -1].tolist()} | seconds
+    result = {
+        "eval_return": eval_return.tolist(),
+        "env_steps": log.env_step[:, -1].tolist(),
+    } | seconds
     runs.write_json(run_dir / "result.json", result)
     print(f"{result['seconds']:.0f} s; everything of this run is in {run_dir}")
     return result

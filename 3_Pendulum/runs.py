@@ -1,4 +1,6 @@
-"""What a run needs besides learning: its folder, its files, its program. The same in folders 2 to 4."""
+"""What a run needs besides learning: its folder, its files, its program. The same in folders 2 to
+4.
+"""
 
 import csv
 import dataclasses
@@ -27,17 +29,20 @@ RUNS = Path(os.path.relpath(Path(__file__).resolve().parent.parent / "runs"))  #
 
 
 def start_jax(one_thread: bool = True) -> None:
-    """Configures JAX before the first array is made. UserError if JAX_PLATFORMS names what isn't here.
+    """Configures JAX before the first array is made. UserError if JAX_PLATFORMS names what isn't
+    here.
 
-    By default XLA splits even the smallest matrix product over all cores. With networks this small that costs
-    more than it saves, and in one thread a run is repeatable bit for bit. Wider vectors round differently, so
-    we ask for AVX2 at most. Even so, the last digits on an Intel and an AMD processor differ.
+    By default XLA splits even the smallest matrix product over all cores. With networks this small
+    that costs more than it saves, and in one thread a run is repeatable bit for bit. Wider vectors
+    round differently, so we ask for AVX2 at most. Even so, the last digits on an Intel and an AMD
+    processor differ.
     """
     flags = ["--xla_cpu_multi_thread_eigen=false"] * one_thread
     flags += ["--xla_cpu_max_isa=AVX2"] * (platform.machine().lower() in ("x86_64", "amd64"))
     os.environ.setdefault("XLA_FLAGS", " ".join(flags))
-    # Compiled programs are kept from run to run, so another SEED compiles nothing. The folder can be deleted,
-    # and should be if JAX warns of "Error reading persistent compilation cache": a run was killed in it.
+    # Compiled programs are kept from run to run, so another SEED compiles nothing. The folder can
+    # be deleted, and should be if JAX warns of "Error reading persistent compilation cache": a run
+    # was killed in it.
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(RUNS / "compiled"))
     jax.config.update("jax_compilation_cache_dir", cache)
     try:
@@ -49,7 +54,9 @@ def start_jax(one_thread: bool = True) -> None:
 
 
 def open_run(name: str, c: Any) -> Path:
-    """Makes a run's folder with constants.json, RUN_DIR or a new one in runs/NAME; UserError if it's used."""
+    """Makes a run's folder with constants.json, RUN_DIR or a new one in runs/NAME; UserError if
+    it's used.
+    """
     folder = Path(c.RUN_DIR or RUNS / name / f"{datetime.now():%Y-%m-%d_%H-%M-%S.%f}")
     if (folder / "result.json").exists():
         raise UserError(f"RUN_DIR={folder}: holds the result of another run; choose another folder")
@@ -72,14 +79,18 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_log(folder: Path, log: Any, first_seed: int, **columns: str) -> None:
-    """Writes the log, a NamedTuple of arrays [NUM_SEEDS, rows]: log.csv, where `columns` go in front, and
-    TensorBoard's curves of the means over the seeds, by the log's first field.
+    """Writes the log, a NamedTuple of arrays [NUM_SEEDS, rows]: log.csv, where `columns` go in
+    front, and TensorBoard's curves of the means over the seeds, by the log's first field.
     """
     fields = log._asdict()
-    write_csv(folder / "log.csv", [
-        {**columns, "seed": first_seed + i} | {name: x[i, j].item() for name, x in fields.items()}
-        for i, j in np.ndindex(log[0].shape)
-    ])  # fmt: skip
+    write_csv(
+        folder / "log.csv",
+        [
+            {**columns, "seed": first_seed + i}
+            | {name: x[i, j].item() for name, x in fields.items()}
+            for i, j in np.ndindex(log[0].shape)
+        ],
+    )
     (folder / "tensorboard").mkdir(exist_ok=True)
     events = EventsWriter(str(folder / "tensorboard" / "events"))
     for name, values in fields.items():
@@ -93,17 +104,20 @@ def write_log(folder: Path, log: Any, first_seed: int, **columns: str) -> None:
 def compile_row(
     c: Any, make_agent: Callable, learn: Callable, *data: Any, shared: str = "count|step|env_step"
 ) -> tuple[Any, Callable, float]:
-    """New agents [NUM_SEEDS, ...]; (agents, index) -> (agents, row of the log), compiled; and the seconds.
+    """New agents [NUM_SEEDS, ...]; (agents, index) -> (agents, row of the log), compiled; and the
+    seconds.
 
-    For one seed, `make_agent` is (c, rng) -> agent, and `learn` (c, rng, agent, index, *data) -> (agent,
-    row). Two details keep every digit of the published results, which came from one program with a loop over
-    the rows: a count that all seeds share (`shared`, a regular expression) stays one number, and the row is a
-    loop of one round whose length XLA doesn't know.
+    For one seed, `make_agent` is (c, rng) -> agent, and `learn` (c, rng, agent, index, *data) ->
+    (agent, row). Two details keep every digit of the published results, which came from one program
+    with a loop over the rows: a count that all seeds share (`shared`, a regular expression) stays
+    one number, and the row is a loop of one round whose length XLA doesn't know.
     """
     rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
     agents = jax.jit(jax.vmap(lambda rng: make_agent(c, rng)))(rngs)
     paths, tree = jax.tree.flatten_with_path(agents)
-    is_shared = [re.search(rf"\.({shared})(\.value)?$", jax.tree_util.keystr(path)) for path, _ in paths]
+    is_shared = [
+        re.search(rf"\.({shared})(\.value)?$", jax.tree_util.keystr(path)) for path, _ in paths
+    ]
 
     def all_seeds(rngs, agents, index, rounds, data):
         def one_seed(rng, leaves):
@@ -113,7 +127,9 @@ def compile_row(
             return jax.lax.fori_loop(0, rounds, one_round, (agent, row))
 
         leaves = [x[0] if one else x for x, one in zip(jax.tree.leaves(agents), is_shared)]
-        return jax.vmap(one_seed, in_axes=(0, [None if one else 0 for one in is_shared]))(rngs, leaves)
+        return jax.vmap(one_seed, in_axes=(0, [None if one else 0 for one in is_shared]))(
+            rngs, leaves
+        )
 
     started = time.perf_counter()
     program = jax.jit(all_seeds).lower(rngs, agents, 0, 1, data).compile()
@@ -122,13 +138,19 @@ def compile_row(
 
 
 def until_ctrl_c[T](items: Sequence[T]) -> Iterator[T]:
-    """The items, with a progress bar. Ctrl-C ends the loop after the current one; pressed again, at once."""
-    before = signal.signal(signal.SIGINT, lambda number, _: signal.signal(number, signal.default_int_handler))
+    """The items, with a progress bar. Ctrl-C ends the loop after the current one; pressed again, at
+    once.
+    """
+    before = signal.signal(
+        signal.SIGINT, lambda number, _: signal.signal(number, signal.default_int_handler)
+    )
     try:
         for item in tqdm(items, unit="row", leave=False, disable=None):
             yield item
             if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it was pressed
-                tqdm.write("stopped by Ctrl-C; what's trained so far is kept (Ctrl-C again: nothing is)")
+                tqdm.write(
+                    "stopped by Ctrl-C; what's trained so far is kept (Ctrl-C again: nothing is)"
+                )
                 break
     finally:
         signal.signal(signal.SIGINT, before)

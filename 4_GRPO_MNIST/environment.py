@@ -25,12 +25,16 @@ def updates_per_row(c: Any, num_images: int) -> int:
     updates = num_images // c.BATCH_SIZE // c.LOGS_PER_EPOCH
     if not updates:
         batches = f"BATCH_SIZE={c.BATCH_SIZE}: {c.LOGS_PER_EPOCH} batches (LOGS_PER_EPOCH)"
-        raise UserError(f"{batches} are more than the {num_images} training images; lower one of them")
+        raise UserError(
+            f"{batches} are more than the {num_images} training images; lower one of them"
+        )
     return updates
 
 
 def shuffled(c: Any, rng: jax.Array, num_images: int) -> tuple[jax.Array, jax.Array]:
-    """One epoch: indices of images, int32 [LOGS_PER_EPOCH, updates, BATCH_SIZE], and a key for each batch."""
+    """One epoch: indices of images, int32 [LOGS_PER_EPOCH, updates, BATCH_SIZE], and a key for each
+    batch.
+    """
     order_rng, guess_rng = jax.random.split(rng)
     shape = c.LOGS_PER_EPOCH, updates_per_row(c, num_images)
     # Each epoch leaves out other images: those that fill no batch.
@@ -47,16 +51,22 @@ def evaluate(
     return (guess.mode() == labels).mean(), right.mean()
 
 
-def final_rows(c: Any, policy: Callable, method: str, agents: Any, log: Any, data: Data) -> list[dict]:
-    """What came of a training, a row for each seed: the log's last accuracies, and those on the test images.
+def final_rows(
+    c: Any, policy: Callable, method: str, agents: Any, log: Any, data: Data
+) -> list[dict]:
+    """What came of a training, a row for each seed: the log's last accuracies, and those on the
+    test images.
 
     Nothing else looks at the test images: constants are chosen without them.
     """
-    accuracies = {name: getattr(log, name)[:, -1] for name in log._fields if name.startswith("validation")}
+    accuracies = {
+        name: getattr(log, name)[:, -1] for name in log._fields if name.startswith("validation")
+    }
     one = lambda actor: evaluate(policy, actor, data.test_images, data.test_labels)  # noqa: E731
     greedy, sampled = jax.jit(jax.vmap(one))(agents.actor)  # [NUM_SEEDS]
     accuracies |= {"test_accuracy": greedy, "test_sampled_accuracy": sampled}
     return [
-        {"method": method, "seed": c.SEED + i} | {name: x[i].item() for name, x in accuracies.items()}
+        {"method": method, "seed": c.SEED + i}
+        | {name: x[i].item() for name, x in accuracies.items()}
         for i in range(c.NUM_SEEDS)
     ]

@@ -10,8 +10,9 @@ import grader
 import runs
 import settings
 
-# %% group_advantage ------------------------------------------------------------------------------------
-# As many groups as guesses: [B] against [B, G] goes wrong without a complaint. The last group has no signal.
+# %% group_advantage -------------------------------------------------------------------------------
+# As many groups as guesses: [B] against [B, G] goes wrong without a complaint. The last group has
+# no signal.
 REWARDS = np.array([[1, 0, 0, 0], [1, 1, 0, 1], [0, 0, 1, 1], [1, 1, 1, 1]], np.float32)
 
 
@@ -42,12 +43,11 @@ GROUP_ADVANTAGE = grader.Exercise(
         "it is divided by the variance": "rewards.std => rewards.var",
         "the mean is not subtracted": "- mean) => )",
         "the sign is the other one: mean less reward": "rewards - mean => mean - rewards",
-        "the baseline is the mean of the other guesses, and nothing is divided (RLOO)":
-            "- mean) / (std + 1e-6) => - (rewards.sum(1, keepdims=True) - rewards) / (rewards.shape[1] - 1))",
+        "the baseline is the mean of the other guesses, and nothing is divided (RLOO)": "- mean) / (std + 1e-6) => - (rewards.sum(1, keepdims=True) - rewards) / (rewards.shape[1] - 1))",
     },
-)  # fmt: skip
+)
 
-# %% k3 -------------------------------------------------------------------------------------------------
+# %% k3 --------------------------------------------------------------------------------------------
 LOG_PROB = np.array([[-0.5, -1.0, -2.0], [-0.25, -3.0, -1.5]], np.float32)
 REF_LOG_PROB = np.array([[-1.0, -1.0, -1.0], [-2.25, -2.0, -1.0]], np.float32)
 
@@ -83,12 +83,12 @@ K3 = grader.Exercise(
         "no gradient flows: stop_gradient holds log_prob": "- log_prob => - jax.lax.stop_gradient(log_prob)",
         "the mean is taken already": "return jnp.expm1(d) - d => return jnp.mean(jnp.expm1(d) - d)",
     },
-)  # fmt: skip
+)
 
 EXERCISES = {"group_advantage": GROUP_ADVANTAGE, "k3": K3}
 
 
-# %% Main -----------------------------------------------------------------------------------------------
+# %% Main ------------------------------------------------------------------------------------------
 def main(*functions: Callable) -> None:
     """Judges the reader's functions. If all are right, trains with them: exit code 0, else 1."""
 

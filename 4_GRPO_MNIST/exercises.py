@@ -1,4 +1,5 @@
-"""What GRPO has and PPO has not, two functions to be written by you. Fill them in, then let them be judged:
+"""What GRPO has and PPO has not, two functions to be written by you. Fill them in, then let them be
+judged:
 
     python 4_GRPO_MNIST/exercises.py    # each: not begun, right, or wrong, and how
 
@@ -16,8 +17,8 @@ def group_advantage(rewards: jax.Array) -> jax.Array:
 
         A_i = (R_i - mean(R_1 ... R_G)) / (std(R_1 ... R_G) + 1e-6)
 
-    float32 [B, G]: a row is a group, the G guesses for one image. The standard deviation is the sample's: it
-    divides by G - 1.
+    float32 [B, G]: a row is a group, the G guesses for one image. The standard deviation is the
+    sample's: it divides by G - 1.
     """
     raise NotImplementedError
 
@@ -27,8 +28,8 @@ def k3(log_prob: jax.Array, ref_log_prob: jax.Array) -> jax.Array:
 
         k3 = pi_ref / pi - log(pi_ref / pi) - 1
 
-    log_prob is log pi of what was drawn from pi, of any shape; the gradient flows through it. ref_log_prob is
-    the frozen reference's.
+    log_prob is log pi of what was drawn from pi, of any shape; the gradient flows through it.
+    ref_log_prob is the frozen reference's.
     """
     raise NotImplementedError
 

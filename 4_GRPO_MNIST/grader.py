@@ -1,7 +1,8 @@
-"""Grades the reader's functions: not begun, right, or wrong, and how. The same file in every folder.
+"""Grades the reader's functions: not begun, right, or wrong, and how. The same file in every
+folder.
 
-It recognizes a mistake by its numbers: it makes each usual mistake in the right function, tries it on the
-same input, and names the one that gives exactly the reader's result, or else the first pair.
+It recognizes a mistake by its numbers: it makes each usual mistake in the right function, tries it
+on the same input, and names the one that gives exactly the reader's result, or else the first pair.
 """
 
 import contextlib
@@ -13,7 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-KINDS = {"f": "f", "i": "iu", "b": "biuf"}  # of types that count as the expected one: 0 and 1 are bools
+# of types that count as the expected one: 0 and 1 are bools
+KINDS = {"f": "f", "i": "iu", "b": "biuf"}
 
 
 def variant(right: Callable, *mistakes: str) -> Callable:
@@ -30,14 +32,17 @@ def variant(right: Callable, *mistakes: str) -> Callable:
 class Exercise(NamedTuple):
     """A function for the reader to write, and how to check it."""
 
-    look: Callable[[Callable], Iterable[tuple[str, Any]]]  # calls it on fixed numbers: input and result, each
+    # calls it on fixed numbers: input and result, each
+    look: Callable[[Callable], Iterable[tuple[str, Any]]]
     right: Callable  # the function as it should be
     mistakes: Mapping[str, Any]  # by the words that name it: "old => new" in the source of `right`
     tolerance: float = 1e-5  # largest difference, absolute or relative, that counts as rounding
     variant: Callable[..., Callable] = variant  # (right, *mistakes) -> the function with them
 
     def difference(self, found: Mapping[str, Any], function: Callable) -> list[str]:
-        """Where the function's results aren't what was found: one in a few lines, or none; nan equals nan."""
+        """Where the function's results aren't what was found: one in a few lines, or none; nan
+        equals nan.
+        """
         for given, result in self.look(function):
             a, b, eps = found[given], np.asarray(result), self.tolerance
             alike = a.shape == b.shape and a.dtype.kind in KINDS[b.dtype.kind]
@@ -51,12 +56,16 @@ class Exercise(NamedTuple):
         """The names of so many mistakes at once that give exactly what was found."""
         for names in itertools.combinations(self.mistakes, number):
             with contextlib.suppress(Exception):  # two mistakes that don't go together
-                if not self.difference(found, self.variant(self.right, *map(self.mistakes.get, names))):
+                if not self.difference(
+                    found, self.variant(self.right, *map(self.mistakes.get, names))
+                ):
                     yield names
 
 
 def shown(array: np.ndarray) -> str:
-    """Its numbers, indented by the ten characters that stand before them; of a large array the edges."""
+    """Its numbers, indented by the ten characters that stand before them; of a large array the
+    edges.
+    """
     return np.array2string(array, 90, 5, True, prefix=10 * " ", threshold=64, edgeitems=2)
 
 
@@ -75,18 +84,24 @@ def judge(function: Callable, exercise: Exercise) -> str:
         found = {given: np.asarray(result) for given, result in exercise.look(function)}
     except NotImplementedError:
         return "not begun"
-    except Exception as error:  # whatever it is, the reader's own line caused it: one line, no traceback
+    except (
+        Exception
+    ) as error:  # whatever it is, the reader's own line caused it: one line, no traceback
         return f"wrong\n{in_one_line(error, function)}"
     if not (difference := exercise.difference(found, exercise.right)):
         return "right"
-    names = next(itertools.chain(*(exercise.explanations(found, number) for number in (1, 2))), None)
+    names = next(
+        itertools.chain(*(exercise.explanations(found, number) for number in (1, 2))), None
+    )
     none = f"None of the {len(exercise.mistakes)} usual mistakes gives exactly this, nor do two at once."
     why = f"This is what comes out if {'; and '.join(names)}." if names else none
     return "\n".join(["wrong", *difference, why])
 
 
 def in_one_line(error: Exception, function: Callable) -> str:
-    """The exception that is being handled, with the line of the reader's file that raised it, if one did."""
+    """The exception that is being handled, with the line of the reader's file that raised it, if
+    one did.
+    """
     file, name = inspect.unwrap(function).__code__.co_filename, type(error).__name__
     lines = [frame.lineno for frame in inspect.trace() if frame.filename == file]
     message = str(error).strip().split("\n")[0]

@@ -1,8 +1,9 @@
 """GRPO on MNIST: guess each digit G times, and compare the guesses with each other. No critic.
 
-An image is the observation, a guessed digit the action, 1 the reward of the right digit, 0 of every other;
-the episode is over after one guess. We sample G guesses per image and maximize PPO's clipped surrogate
-objective, with an advantage computed within the group (DeepSeekMath, arXiv 2402.03300, eq. 3):
+An image is the observation, a guessed digit the action, 1 the reward of the right digit, 0 of every
+other; the episode is over after one guess. We sample G guesses per image and maximize PPO's clipped
+surrogate objective, with an advantage computed within the group (DeepSeekMath, arXiv 2402.03300,
+eq. 3):
 
     A_i = (R_i - mean(R_1 ... R_G)) / std(R_1 ... R_G)
     J   = mean [ min(ratio_i * A_i, clip(ratio_i, 1 - epsilon, 1 + epsilon_high) * A_i) - beta * KL_i ]
@@ -11,13 +12,15 @@ objective, with an advantage computed within the group (DeepSeekMath, arXiv 2402
 The clip acts as a trust region around the policy that guessed; the KL holds the policy near a
 frozen reference.
 
-Read first: `update`, the four phases; `group_advantage`; `actor_loss`. The file is folder 3's ppo.py with
-critic, GAE and mini-batches taken out; `diff 3_Pendulum/ppo.py 4_GRPO_MNIST/grpo_mnist.py` shows how much.
+Read first: `update`, the four phases; `group_advantage`; `actor_loss`. The file is folder 3's
+ppo.py with critic, GAE and mini-batches taken out; `diff 3_Pendulum/ppo.py
+4_GRPO_MNIST/grpo_mnist.py` shows how much.
 
-What is *not* here, and why: no tokens (one guess is a whole answer, so length normalization has nothing to
-do), no discount, GAE or bootstrapping (an episode has one step), no reward model (the label is the judge), no
-entropy bonus (the KL to the untrained network keeps the entropy up). Other advantages, other estimators of
-the KL, and three baselines (PPO with a critic, REINFORCE, cross-entropy) are in variants.py.
+What is *not* here, and why: no tokens (one guess is a whole answer, so length normalization has
+nothing to do), no discount, GAE or bootstrapping (an episode has one step), no reward model (the
+label is the judge), no entropy bonus (the KL to the untrained network keeps the entropy up). Other
+advantages, other estimators of the KL, and three baselines (PPO with a critic, REINFORCE,
+cross-entropy) are in variants.py.
 
     python 4_GRPO_MNIST/grpo_mnist.py MNIST_PATH=subset      # packaged subset: about 10 seconds
     python 4_GRPO_MNIST/grpo_mnist.py NUM_GENERATIONS=2 BETA=0.0
@@ -44,16 +47,28 @@ import environment as env
 import pictures
 import runs
 import settings
-from settings import BelowOne, Count, NonNegative, Positive, PositiveOrInf, Seed, Size, TwoOrMore, UpTo64
+from settings import (
+    BelowOne,
+    Count,
+    NonNegative,
+    Positive,
+    PositiveOrInf,
+    Seed,
+    Size,
+    TwoOrMore,
+    UpTo64,
+)
 
 
-# %% Constants ------------------------------------------------------------------------------------------
+# %% Constants -------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
 class Constants:
     """Edit a value here, or give it for one run as NAME=value."""
 
     # --- data
-    MNIST_PATH: str = ""  # empty: tensorflow-datasets (offline: the subset); subset: that; or Keras's .npz
+    MNIST_PATH: str = (
+        ""  # empty: tensorflow-datasets (offline: the subset); subset: that; or Keras's .npz
+    )
     DATA_DIR: str = "~/tensorflow_datasets"  # where tensorflow-datasets keeps mnist
     # --- collecting: one rollout is BATCH_SIZE images, guessed G times each, learned from and thrown away
     BATCH_SIZE: Size = 128  # images per update; the guesses are G times as many
@@ -61,21 +76,31 @@ class Constants:
     NUM_EPOCHS: Size = 10  # passes over the training images
     # --- learning
     LEARNING_RATE: Positive = 0.003  # Adam's, at its peak; falls to 0 along half a cosine
-    WARMUP_FRACTION: BelowOne = 0.1  # share of the updates in which it rises; 0: it may forget a digit
-    NUM_ITERATIONS: UpTo64 = 1  # mu, updates per rollout; at 1 the ratio is 1, so the clip does nothing
+    WARMUP_FRACTION: BelowOne = (
+        0.1  # share of the updates in which it rises; 0: it may forget a digit
+    )
+    NUM_ITERATIONS: UpTo64 = (
+        1  # mu, updates per rollout; at 1 the ratio is 1, so the clip does nothing
+    )
     CLIP_EPSILON: PositiveOrInf = 0.2  # the ratio is clipped this far below 1; inf: no clip
-    CLIP_EPSILON_HIGH: PositiveOrInf = 0.2  # ... and above 1; 0.28 is DAPO's clip-higher; inf: no clip
-    BETA: NonNegative = 0.1  # weight of the KL to the frozen reference, the untrained network; 0: no KL
+    CLIP_EPSILON_HIGH: PositiveOrInf = (
+        0.2  # ... and above 1; 0.28 is DAPO's clip-higher; inf: no clip
+    )
+    BETA: NonNegative = (
+        0.1  # weight of the KL to the frozen reference, the untrained network; 0: no KL
+    )
     # --- networks
     HIDDEN_SIZE: Size = 128  # of both hidden layers
     # --- the run
     SEED: Seed = 0  # seed of the weights, the order of the images and the guesses
     NUM_SEEDS: Size = 5  # trained side by side: SEED, SEED + 1, ...
-    LOGS_PER_EPOCH: Count = 2  # rows of log.csv per epoch, each with an evaluation on the validation images
+    LOGS_PER_EPOCH: Count = (
+        2  # rows of log.csv per epoch, each with an evaluation on the validation images
+    )
     RUN_DIR: str = ""  # empty: runs/grpo_mnist/<time>
 
 
-# %% Networks -------------------------------------------------------------------------------------------
+# %% Networks --------------------------------------------------------------------------------------
 class MLP(nnx.Module):
     """A network of two hidden layers, float32: [..., inputs] to [..., outputs]."""
 
@@ -91,11 +116,13 @@ class MLP(nnx.Module):
 
 
 def policy(actor: MLP, obs: jax.Array) -> tfd.Categorical:
-    """pi(. | s), the distribution of the guess: observations [..., 784] to a batch [...] of distributions."""
+    """pi(. | s), the distribution of the guess: observations [..., 784] to a batch [...] of
+    distributions.
+    """
     return tfd.Categorical(logits=actor(obs))
 
 
-# %% Training -------------------------------------------------------------------------------------------
+# %% Training --------------------------------------------------------------------------------------
 class Agent(NamedTuple):
     """Everything that changes while learning; the carry of the loops."""
 
@@ -142,16 +169,20 @@ class Log(NamedTuple):
 SHOWN = ["validation_accuracy", "validation_sampled_accuracy", "reward", "zero_variance"]
 
 
-def train(c: Constants, data: mnist.Data, make_agent: Callable, update: Callable) -> tuple[Any, Log, float]:
+def train(
+    c: Constants, data: mnist.Data, make_agent: Callable, update: Callable
+) -> tuple[Any, Log, float]:
     """Trains all seeds side by side, a row of the log at a time, until Ctrl-C.
 
-    `make_agent` and `update` are those below, or of variants.py. Returns the agents [NUM_SEEDS, ...], the log
-    [NUM_SEEDS, rows] and the seconds of compiling.
+    `make_agent` and `update` are those below, or of variants.py. Returns the agents [NUM_SEEDS,
+    ...], the log [NUM_SEEDS, rows] and the seconds of compiling.
     """
     agents, train_row, compile_seconds = runs.compile_row(
-        c, lambda c, rng: make_agent(c, rng, len(data.images)),
-        functools.partial(learn_and_evaluate, make_agent, update), mnist.Data(*map(jnp.asarray, data)),
-    )  # fmt: skip
+        c,
+        lambda c, rng: make_agent(c, rng, len(data.images)),
+        functools.partial(learn_and_evaluate, make_agent, update),
+        mnist.Data(*map(jnp.asarray, data)),
+    )
     log = []
     for index in runs.until_ctrl_c(range(c.NUM_EPOCHS * c.LOGS_PER_EPOCH)):
         agents, row = train_row(agents, index)
@@ -163,15 +194,21 @@ def train(c: Constants, data: mnist.Data, make_agent: Callable, update: Callable
 
 
 def learn_and_evaluate(
-    make_agent: Callable, update: Callable,
-    c: Constants, rng: jax.Array, agent: Any, index: jax.Array, data: mnist.Data,
-) -> tuple[Any, Log]:  # fmt: skip
+    make_agent: Callable,
+    update: Callable,
+    c: Constants,
+    rng: jax.Array,
+    agent: Any,
+    index: jax.Array,
+    data: mnist.Data,
+) -> tuple[Any, Log]:
     """A part of an epoch of one seed, then a look at the validation images: row `index` of the log."""
     _, learning_rng = jax.random.split(rng)
     reference = make_agent(c, rng, len(data.images)).actor  # untrained, and frozen
     epoch, part = jnp.divmod(index, c.LOGS_PER_EPOCH)
     epoch_rng = jax.random.split(learning_rng, c.NUM_EPOCHS)[epoch]
-    batches, rngs = (x[part] for x in env.shuffled(c, epoch_rng, len(data.images)))  # [updates, B], [updates]
+    # [updates, B], [updates]
+    batches, rngs = (x[part] for x in env.shuffled(c, epoch_rng, len(data.images)))
 
     def one_update(agent: Any, x: tuple[jax.Array, jax.Array]):
         batch, rng = x
@@ -188,8 +225,12 @@ def make_agent(c: Constants, rng: jax.Array, num_images: int) -> Agent:
     agent_rng, _ = jax.random.split(rng)
     actor_rng, _ = jax.random.split(agent_rng)  # the other half is for the critic of variants.py
     actor = MLP(mnist.NUM_PIXELS, c.HIDDEN_SIZE, mnist.NUM_DIGITS, nnx.Rngs(actor_rng))
-    num_updates = c.NUM_EPOCHS * c.LOGS_PER_EPOCH * env.updates_per_row(c, num_images) * c.NUM_ITERATIONS
-    return Agent(actor=actor, actor_optimizer=nnx.Optimizer(actor, adam(c, num_updates), wrt=nnx.Param))
+    num_updates = (
+        c.NUM_EPOCHS * c.LOGS_PER_EPOCH * env.updates_per_row(c, num_images) * c.NUM_ITERATIONS
+    )
+    return Agent(
+        actor=actor, actor_optimizer=nnx.Optimizer(actor, adam(c, num_updates), wrt=nnx.Param)
+    )
 
 
 def adam(c: Constants, num_updates: int) -> optax.GradientTransformation:
@@ -201,7 +242,9 @@ def adam(c: Constants, num_updates: int) -> optax.GradientTransformation:
 def update(
     c: Constants, agent: Agent, reference: MLP, obs: jax.Array, label: jax.Array, rng: jax.Array
 ) -> tuple[Agent, dict[str, jax.Array]]:
-    """The four phases of GRPO on a batch of images; also returns the metrics of `Log`, float32 [] each."""
+    """The four phases of GRPO on a batch of images; also returns the metrics of `Log`, float32 []
+    each.
+    """
     # 1. collect
     rollout = collect(c, agent.actor, reference, obs, label, rng)
     # 2. judge
@@ -232,22 +275,28 @@ def collect(
 
 
 def learn(c: Constants, agent: Agent, batch: Batch) -> tuple[Agent, dict[str, jax.Array]]:
-    """NUM_ITERATIONS gradient steps on one batch, which change the agent in place; metrics of the last."""
+    """NUM_ITERATIONS gradient steps on one batch, which change the agent in place; metrics of the
+    last.
+    """
     for _ in range(c.NUM_ITERATIONS):
-        gradient, metrics = nnx.grad(functools.partial(actor_loss, c), has_aux=True)(agent.actor, batch)
+        gradient, metrics = nnx.grad(functools.partial(actor_loss, c), has_aux=True)(
+            agent.actor, batch
+        )
         agent.actor_optimizer.update(agent.actor, gradient)
     return agent, metrics
 
 
-# %% Algorithm ------------------------------------------------------------------------------------------
+# %% Algorithm -------------------------------------------------------------------------------------
 def group_advantage(rewards: jax.Array) -> jax.Array:
-    """How many standard deviations above its group a guess is (DeepSeekMath, arXiv 2402.03300, 4.1.2).
+    """How many standard deviations above its group a guess is (DeepSeekMath, arXiv 2402.03300,
+    4.1.2).
 
-    A row of the rewards [B, G] is a group: the G guesses for one image. The standard deviation is the
-    sample's (divides by G - 1), as in Tunix and TRL; the paper does not say.
+    A row of the rewards [B, G] is a group: the G guesses for one image. The standard deviation is
+    the sample's (divides by G - 1), as in Tunix and TRL; the paper does not say.
     """
     # A_i = (R_i - mean(R)) / std(R); 1e-6 against 0 / 0
-    mean, std = rewards.mean(axis=1, keepdims=True), rewards.std(axis=1, ddof=1, keepdims=True)  # [B, 1]
+    # [B, 1]
+    mean, std = rewards.mean(axis=1, keepdims=True), rewards.std(axis=1, ddof=1, keepdims=True)
     return (rewards - mean) / (std + 1e-6)
 
 
@@ -256,18 +305,22 @@ def has_signal(rewards: jax.Array) -> jax.Array:
     return rewards.min(axis=1) < rewards.max(axis=1)
 
 
-def clipped_objective(ratio: jax.Array, advantage: jax.Array, epsilon: float, high: float) -> jax.Array:
+def clipped_objective(
+    ratio: jax.Array, advantage: jax.Array, epsilon: float, high: float
+) -> jax.Array:
     """PPO's (arXiv 1707.06347, eq. 7), with a bound for each side (DAPO, arXiv 2503.14476, eq. 10)."""
     clipped = jnp.clip(ratio, 1 - epsilon, 1 + high)
     return jnp.minimum(ratio * advantage, clipped * advantage)
 
 
 def k3(log_prob: jax.Array, ref_log_prob: jax.Array) -> jax.Array:
-    """KL(pi || pi_ref) of each guess sampled from pi (DeepSeekMath eq. 4; Schulman 2020), elementwise.
+    """KL(pi || pi_ref) of each guess sampled from pi (DeepSeekMath eq. 4; Schulman 2020),
+    elementwise.
 
-    Unbiased, never negative, low variance. As a loss it is another KL: its value estimates KL(pi || pi_ref),
-    but its expected gradient is that of KL(pi_ref || pi). The guesses are held fixed, so
-    grad k3 = (1 - pi_ref / pi) grad log pi, of which the mean over pi is sum_a (pi - pi_ref) grad log pi
+    Unbiased, never negative, low variance. As a loss it is another KL: its value estimates KL(pi ||
+    pi_ref), but its expected gradient is that of KL(pi_ref || pi). The guesses are held fixed, so
+    grad k3 = (1 - pi_ref / pi) grad log pi, of which the mean over pi is sum_a (pi - pi_ref) grad
+    log pi
     = -sum_a pi_ref grad log pi, since sum_a pi grad log pi = 0.
     """
     log_ref_ratio = ref_log_prob - log_prob
@@ -295,8 +348,10 @@ def percent(rows: list[dict[str, Any]], name: str) -> str:
     return f"{values.mean():.2f}{spread} %"
 
 
-# %% Main -----------------------------------------------------------------------------------------------
-def run(c: Constants, name: str, method: str, make_agent: Callable, update: Callable) -> dict[str, Any]:
+# %% Main ------------------------------------------------------------------------------------------
+def run(
+    c: Constants, name: str, method: str, make_agent: Callable, update: Callable
+) -> dict[str, Any]:
     """Trains all seeds, evaluates them, fills the run's folder. Returns what result.json holds."""
     started = time.perf_counter()
     runs.start_jax(one_thread=False)  # several cores pay off here

@@ -24,15 +24,16 @@ import variants
 from data import Data, read_mnist
 
 
-# %% What can be computed -------------------------------------------------------------------------------
+# %% What can be computed --------------------------------------------------------------------------
 def pull(p: float, num_generations: int, advantage: str) -> float:
     """How hard the expected gradient pulls at an image that is guessed right with probability p.
 
-    The gradient of the expected reward is p * grad log pi(right digit); cross-entropy's is 1 * the same
-    vector. So is the expectation of any group's estimate, times the number returned here, summed over all
-    numbers k of right guesses among G:
+    The gradient of the expected reward is p * grad log pi(right digit); cross-entropy's is 1 * the
+    same vector. So is the expectation of any group's estimate, times the number returned here,
+    summed over all numbers k of right guesses among G:
 
-        sum_k Binomial(k; G, p) * (sum of A over the right - p / (1 - p) * sum of A over the wrong) / G
+        sum_k Binomial(k; G, p) * (sum of A over the right - p / (1 - p) * sum of A over the wrong)
+        / G
 
     The second term: the wrong digits' gradients, each as likely as pi says, average to
     -p / (1 - p) * grad log pi(right digit), since sum_a pi(a) * grad log pi(a) = 0.
@@ -47,7 +48,9 @@ def pull(p: float, num_generations: int, advantage: str) -> float:
 
 
 def pulls() -> list[dict[str, Any]]:
-    """The pull on an image by its probability, of cross-entropy and of two advantages with eight guesses."""
+    """The pull on an image by its probability, of cross-entropy and of two advantages with eight
+    guesses.
+    """
     return [
         {"p": p, "cross_entropy": 1.0} | {name: pull(p, 8, name) for name in ("group_std", "group")}
         for p in np.logspace(-3, -0.005, 60).tolist()
@@ -61,8 +64,9 @@ GROUP_SIZES = (2, 4, 8, 16, 64)
 def gradient_study(given: variants.Constants, data: Data) -> list[dict[str, Any]]:
     """How well one update's gradient points along the exact one, at a fixed number of guesses.
 
-    The policy is the first seed's after one epoch of GRPO; exact: `variants.exact_loss` on 10,000 images. A
-    row for each advantage and G has mean and standard deviation of the cosine over the draws.
+    The policy is the first seed's after one epoch of GRPO; exact: `variants.exact_loss` on 10,000
+    images. A row for each advantage and G has mean and standard deviation of the cosine over the
+    draws.
     """
     one_epoch = replace(given, NUM_EPOCHS=1, NUM_SEEDS=1)
     agents, *_ = script.train(one_epoch, data, variants.make_agent, variants.update)
@@ -78,7 +82,9 @@ def gradient_study(given: variants.Constants, data: Data) -> list[dict[str, Any]
     def cosine(c: variants.Constants, num_images: int, rng: jax.Array) -> jax.Array:
         image_rng, guess_rng = jax.random.split(rng)
         index = jax.random.choice(image_rng, count, (num_images,), replace=False)
-        rollout = script.collect(c, agent.actor, agent.actor, images[index], labels[index], guess_rng)
+        rollout = script.collect(
+            c, agent.actor, agent.actor, images[index], labels[index], guess_rng
+        )
         batch = variants.judge(c, rollout, labels[index], agent.critic)
         estimate = flat_gradient(c, variants.actor_loss, batch)
         return estimate @ exact / jnp.linalg.norm(estimate) / jnp.linalg.norm(exact)
@@ -93,11 +99,13 @@ def gradient_study(given: variants.Constants, data: Data) -> list[dict[str, Any]
         draw = functools.partial(cosine, c, num_images)
         cosines = np.asarray(jax.jit(functools.partial(jax.lax.map, draw))(rngs))
         row = {"advantage": advantage, "num_generations": num_generations, "images": num_images}
-        rows.append(row | {"cosine": float(cosines.mean()), "cosine_std": float(cosines.std(ddof=1))})
+        rows.append(
+            row | {"cosine": float(cosines.mean()), "cosine_std": float(cosines.std(ddof=1))}
+        )
     return rows
 
 
-# %% Memory ---------------------------------------------------------------------------------------------
+# %% Memory ----------------------------------------------------------------------------------------
 def memory_ledger(name: str, weights: int, critic: int, reference: int) -> dict[str, Any]:
     """What has to be kept in memory, in bytes, without activations.
 
@@ -105,12 +113,19 @@ def memory_ledger(name: str, weights: int, critic: int, reference: int) -> dict[
     """
     parts = {"weights": weights, "gradients": weights, "adam_moments": 2 * weights}
     grpo, ppo = 4 * weights, 4 * weights + 4 * critic
-    sums = {"grpo": grpo, "ppo": ppo, "grpo_reference": grpo + reference, "ppo_reference": ppo + reference}
+    sums = {
+        "grpo": grpo,
+        "ppo": ppo,
+        "grpo_reference": grpo + reference,
+        "ppo_reference": ppo + reference,
+    }
     return {"network": name, **parts, "critic": 4 * critic, "reference": reference, **sums}
 
 
 def memory_ledgers() -> list[dict[str, Any]]:
-    """The ledger of this network, from live arrays, and of Llama 3.1 8B, from its number of parameters."""
+    """The ledger of this network, from live arrays, and of Llama 3.1 8B, from its number of
+    parameters.
+    """
     c, llama = variants.Constants(), 8_030_261_248
     agent = variants.make_agent(c, jax.random.key(0), num_images=c.BATCH_SIZE * c.LOGS_PER_EPOCH)
     actor, critic = (
@@ -124,7 +139,7 @@ def memory_ledgers() -> list[dict[str, Any]]:
     return ledgers
 
 
-# %% Main -----------------------------------------------------------------------------------------------
+# %% Main ------------------------------------------------------------------------------------------
 def main(arguments: list[str]) -> None:
     """Writes the three tables into the run's folder; `arguments` are constants of variants.py."""
     c = settings.read(variants.Constants, arguments)

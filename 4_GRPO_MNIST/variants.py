@@ -1,11 +1,12 @@
-"""What grpo_mnist.py leaves out: three baselines on the same images in the same order, other advantages and
-KL estimators, groups that are skipped. The loop is grpo_mnist.py's.
+"""What grpo_mnist.py leaves out: three baselines on the same images in the same order, other
+advantages and KL estimators, groups that are skipped. The loop is grpo_mnist.py's.
 
-METHOD=ppo has a critic in the group's place. Its advantages are not normalized, as those of folder 3's PPO
-are: rewards are 0 or 1 here, and need no other scale. METHOD=reinforce has no baseline and takes one
-gradient step whatever NUM_ITERATIONS is: its gradient is that of the policy that guessed. (More steps on the
-same guesses, with ratio and clip, would be PPO without a critic.) METHOD=cross_entropy is told the digit: the
-supervised reference. METHOD=exact has the gradient of the expected reward, which all others only sample.
+METHOD=ppo has a critic in the group's place. Its advantages are not normalized, as those of folder
+3's PPO are: rewards are 0 or 1 here, and need no other scale. METHOD=reinforce has no baseline and
+takes one gradient step whatever NUM_ITERATIONS is: its gradient is that of the policy that guessed.
+(More steps on the same guesses, with ratio and clip, would be PPO without a critic.)
+METHOD=cross_entropy is told the digit: the supervised reference. METHOD=exact has the gradient of
+the expected reward, which all others only sample.
 
     python 4_GRPO_MNIST/variants.py METHOD=ppo MNIST_PATH=subset
     python 4_GRPO_MNIST/variants.py METHOD=reinforce BETA=0.0 MNIST_PATH=mnist.npz
@@ -30,18 +31,26 @@ from data import NUM_DIGITS, NUM_PIXELS
 class Constants(script.Constants):
     """Those of grpo_mnist.py, and what can be exchanged there."""
 
-    METHOD: Literal["grpo", "cross_entropy", "ppo", "reinforce", "exact"] = "grpo"  # who learns, see above
+    METHOD: Literal["grpo", "cross_entropy", "ppo", "reinforce", "exact"] = (
+        "grpo"  # who learns, see above
+    )
     NUM_GENERATIONS: settings.Size = 8  # G; 1 has no group: only ADVANTAGE=batch_mean takes it
     ADVANTAGE: Literal["group_std", "group", "batch_mean", "leave_one_out"] = "group_std"  # GRPO's
-    KL_ESTIMATOR: Literal["k1", "k2", "k3"] = "k3"  # Schulman 2020; as a loss each pulls another way
-    SKIP_ZERO_VARIANCE: bool = False  # True: groups whose rewards are all equal do not count in GRPO's mean
+    KL_ESTIMATOR: Literal["k1", "k2", "k3"] = (
+        "k3"  # Schulman 2020; as a loss each pulls another way
+    )
+    SKIP_ZERO_VARIANCE: bool = (
+        False  # True: groups whose rewards are all equal do not count in GRPO's mean
+    )
 
     def __post_init__(self):
         group = self.NUM_GENERATIONS > 1 or self.ADVANTAGE == "batch_mean"
-        settings.check(self, "NUM_GENERATIONS", group, "2 or more; only ADVANTAGE=batch_mean takes 1")
+        settings.check(
+            self, "NUM_GENERATIONS", group, "2 or more; only ADVANTAGE=batch_mean takes 1"
+        )
 
 
-# %% Training -------------------------------------------------------------------------------------------
+# %% Training --------------------------------------------------------------------------------------
 class Agent(NamedTuple):
     """As grpo_mnist.py's, and a critic. Where nothing looks at it, XLA removes it from the program."""
 
@@ -69,17 +78,27 @@ def make_agent(c: Constants, rng: jax.Array, num_images: int) -> Agent:
     actor_rng, critic_rng = jax.random.split(jax.random.split(rng)[0])
     actor = script.MLP(NUM_PIXELS, c.HIDDEN_SIZE, NUM_DIGITS, nnx.Rngs(actor_rng))
     critic = script.MLP(NUM_PIXELS, c.HIDDEN_SIZE, 1, nnx.Rngs(critic_rng))
-    num_updates = c.NUM_EPOCHS * c.LOGS_PER_EPOCH * env.updates_per_row(c, num_images) * num_iterations(c)
+    num_updates = (
+        c.NUM_EPOCHS * c.LOGS_PER_EPOCH * env.updates_per_row(c, num_images) * num_iterations(c)
+    )
     actor_optimizer, critic_optimizer = (
-        nnx.Optimizer(network, script.adam(c, num_updates), wrt=nnx.Param) for network in (actor, critic)
+        nnx.Optimizer(network, script.adam(c, num_updates), wrt=nnx.Param)
+        for network in (actor, critic)
     )
     return Agent(actor, critic, actor_optimizer, critic_optimizer)
 
 
 def update(
-    c: Constants, agent: Agent, reference: script.MLP, obs: jax.Array, label: jax.Array, rng: jax.Array
+    c: Constants,
+    agent: Agent,
+    reference: script.MLP,
+    obs: jax.Array,
+    label: jax.Array,
+    rng: jax.Array,
 ) -> tuple[Agent, dict[str, jax.Array]]:
-    """The four phases on a batch of images, as METHOD has them; returns the metrics of `Log` as well."""
+    """The four phases on a batch of images, as METHOD has them; returns the metrics of `Log` as
+    well.
+    """
     rollout = script.collect(c, agent.actor, reference, obs, label, rng)
     batch = judge(c, rollout, label, agent.critic)
     agent, learned = learn(c, agent, batch)
@@ -123,11 +142,13 @@ def learn(c: Constants, agent: Agent, batch: Batch) -> tuple[Agent, dict[str, ja
 
 
 def num_iterations(c: Constants) -> int:
-    """Gradient steps per batch: more than one need the ratio to the policy that guessed, and its clip."""
+    """Gradient steps per batch: more than one need the ratio to the policy that guessed, and its
+    clip.
+    """
     return c.NUM_ITERATIONS if c.METHOD in ("grpo", "ppo") else 1
 
 
-# %% Algorithm ------------------------------------------------------------------------------------------
+# %% Algorithm -------------------------------------------------------------------------------------
 # reward [B, G] -> advantage [B, G]; a row is a group: the G guesses for one image
 def group(reward: jax.Array) -> jax.Array:
     """Dr. GRPO (arXiv 2503.20783, section 3.2): how far above the group's mean; no division."""
@@ -136,13 +157,17 @@ def group(reward: jax.Array) -> jax.Array:
 
 
 def batch_mean(reward: jax.Array) -> jax.Array:
-    """One baseline for all images (Williams 1992): an easy image counts as good guessing. Not a group."""
+    """One baseline for all images (Williams 1992): an easy image counts as good guessing. Not a
+    group.
+    """
     # A_i = R_i - mean over all groups
     return reward - reward.mean()
 
 
 def leave_one_out(reward: jax.Array) -> jax.Array:
-    """RLOO (Kool et al. 2019; arXiv 2402.14740, section 3.3): the baseline is the *other* guesses' mean."""
+    """RLOO (Kool et al. 2019; arXiv 2402.14740, section 3.3): the baseline is the *other* guesses'
+    mean.
+    """
     # A_i = R_i - 1 / (G - 1) * sum_{j != i} R_j
     others = (reward.sum(axis=1, keepdims=True) - reward) / (reward.shape[1] - 1)
     return reward - others
@@ -160,22 +185,30 @@ def k1(log_prob: jax.Array, ref_log_prob: jax.Array) -> jax.Array:
 
 
 def k2(log_prob: jax.Array, ref_log_prob: jax.Array) -> jax.Array:
-    """Biased, never negative. As a loss it is right: its expected gradient is that of KL(pi || pi_ref)."""
+    """Biased, never negative. As a loss it is right: its expected gradient is that of KL(pi ||
+    pi_ref).
+    """
     return (log_prob - ref_log_prob) ** 2 / 2
 
 
 KL_ESTIMATORS = {f.__name__: f for f in (k1, k2, script.k3)}
 
 
-def actor_loss(c: Constants, actor: script.MLP, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+def actor_loss(
+    c: Constants, actor: script.MLP, batch: Batch
+) -> tuple[jax.Array, dict[str, jax.Array]]:
     """`grpo_mnist.actor_loss` with weights of the images, and with any KL_ESTIMATOR."""
     log_prob = script.policy(actor, batch.obs)[:, None].log_prob(batch.action)  # [B, G]
     ratio = jnp.exp(log_prob - batch.log_prob)  # 1 at the first gradient step
-    objective = script.clipped_objective(ratio, batch.advantage, c.CLIP_EPSILON, c.CLIP_EPSILON_HIGH)
+    objective = script.clipped_objective(
+        ratio, batch.advantage, c.CLIP_EPSILON, c.CLIP_EPSILON_HIGH
+    )
     return penalized(c, objective, jnp.mean(objective < ratio * batch.advantage), log_prob, batch)
 
 
-def reinforce_loss(c: Constants, actor: script.MLP, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+def reinforce_loss(
+    c: Constants, actor: script.MLP, batch: Batch
+) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Minus the mean of R log pi, penalized as the others are: no ratio and no clip."""
     log_prob = script.policy(actor, batch.obs)[:, None].log_prob(batch.action)  # [B, G]
     return penalized(c, batch.advantage * log_prob, jnp.nan, log_prob, batch)
@@ -202,8 +235,12 @@ def cross_entropy_loss(c: Constants, actor: script.MLP, batch: Batch) -> tuple[j
     return (batch.weight * loss).sum(), {}
 
 
-def exact_loss(c: Constants, actor: script.MLP, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Minus the expected reward itself, summed over all ten guesses: what policy gradients only sample."""
+def exact_loss(
+    c: Constants, actor: script.MLP, batch: Batch
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Minus the expected reward itself, summed over all ten guesses: what policy gradients only
+    sample.
+    """
     probs = script.policy(actor, batch.obs).probs_parameter()  # [B, 10]
     reward = jax.nn.one_hot(batch.label, NUM_DIGITS)
     # J = sum_a pi(a | image) R(a)
@@ -211,12 +248,15 @@ def exact_loss(c: Constants, actor: script.MLP, batch: Batch) -> tuple[jax.Array
 
 
 LOSSES = {  # cross-entropy and exact guess, too, but only for the log
-    "grpo": actor_loss, "ppo": actor_loss, "reinforce": reinforce_loss, "cross_entropy": cross_entropy_loss,
+    "grpo": actor_loss,
+    "ppo": actor_loss,
+    "reinforce": reinforce_loss,
+    "cross_entropy": cross_entropy_loss,
     "exact": exact_loss,
-}  # fmt: skip
+}
 
 
-# %% Main -----------------------------------------------------------------------------------------------
+# %% Main ------------------------------------------------------------------------------------------
 def main(arguments: list[str]) -> dict[str, Any]:
     """Trains with METHOD as `grpo_mnist.run` does; `arguments` are NAME=value."""
     c = settings.read(Constants, arguments)

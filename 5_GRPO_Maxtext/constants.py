@@ -72,7 +72,9 @@ class Arrays:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine(Arrays):
-    """Devices, sharding, memory. The tpu column is for a TPU with vLLM; run/machine.py adapts it to a GPU."""
+    """Devices, sharding, memory. The tpu column is for a TPU with vLLM; run/machine.py adapts it to
+    a GPU.
+    """
 
     MACHINE: str = ""  # t4, h100, 8xh100, v6e-8, ...: what DRY_RUN=True plans for (empty = this one)
     ROLLOUT_ENGINE: Literal["maxtext", "vllm"] = pair(laptop="maxtext", tpu="vllm")  # who generates

@@ -1,12 +1,14 @@
 """One step of GRPO by hand, in NumPy: every number from four answers to the new weights.
 
-The language model is as small as one can be: six tokens, and the next one depends only on the one before. Its
-parameters are a table of logits, one row per previous token, so you can check each number with a calculator.
-The formulas are those of grpo_llama3_1_8b_demo.py, under the same names (arXiv 2402.03300, eq. 3 and 4).
+The language model is as small as one can be: six tokens, and the next one depends only on the one
+before. Its parameters are a table of logits, one row per previous token, so you can check each
+number with a calculator. The formulas are those of grpo_llama3_1_8b_demo.py, under the same names
+(arXiv 2402.03300, eq. 3 and 4).
 
     python 5_GRPO_Maxtext/grpo_by_hand.py
 
-Change a constant and run it again: BETA=0 switches off the KL, NUM_ITERATIONS=1 the clip (see update 2).
+Change a constant and run it again: BETA=0 switches off the KL, NUM_ITERATIONS=1 the clip (see
+update 2).
 """
 
 import numpy as np
@@ -22,14 +24,16 @@ QUESTION = "Tom has 14 cards and gives 7 away. How many does he have left?"
 TOKENS = ["question", "14-7", "14+7", "=7", "=21", "end"]
 LENGTH = 3  # T, tokens per answer
 # Logits of the next token (column) after each token (row). The model often misreads "gives away".
-START = np.array([  # [V, V]
-    [-9, 1.0, 1.5, -9, -9, -9],  # after the question: 14-7 or 14+7
-    [-9, -9, -9, 2.0, 0.0, -9],  # after 14-7: =7 or =21
-    [-9, -9, -9, 0.0, 2.0, -9],  # after 14+7
-    [-9, 0.0, -9, -9, -9, 1.0],  # after =7: end, or it rambles on
-    [-9, -9, 0.0, -9, -9, 1.0],  # after =21
-    [0.0] * 6,
-])  # fmt: skip
+START = np.array(
+    [  # [V, V]
+        [-9, 1.0, 1.5, -9, -9, -9],  # after the question: 14-7 or 14+7
+        [-9, -9, -9, 2.0, 0.0, -9],  # after 14-7: =7 or =21
+        [-9, -9, -9, 0.0, 2.0, -9],  # after 14+7
+        [-9, 0.0, -9, -9, -9, 1.0],  # after =7: end, or it rambles on
+        [-9, -9, 0.0, -9, -9, 1.0],  # after =21
+        [0.0] * 6,
+    ]
+)
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -71,11 +75,14 @@ def loss_and_gradient(params, answers, advantage, old_log_prob, ref_log_prob):
     weight = 1 / answers.size  # the mean over the answers of the mean over their tokens
     J = (weight * (np.minimum(unclipped, clipped) - BETA * kl)).sum()
 
-    # The chain rule. Where the min takes the clipped side, the ratio is a constant and has no gradient.
+    # The chain rule. Where the min takes the clipped side, the ratio is a constant and has no
+    # gradient.
     d_log_prob = weight * (np.where(unclipped <= clipped, unclipped, 0) - BETA * (1 - np.exp(x)))
-    onehot, probs = np.eye(len(TOKENS))[answers], np.exp(log_softmax(params))[previous(answers)]  # [G, T, V]
+    # [G, T, V]
+    onehot, probs = np.eye(len(TOKENS))[answers], np.exp(log_softmax(params))[previous(answers)]
     dJ = np.zeros_like(params)
-    np.add.at(dJ, previous(answers), d_log_prob[..., None] * (onehot - probs))  # d log pi / d logits
+    # d log pi / d logits
+    np.add.at(dJ, previous(answers), d_log_prob[..., None] * (onehot - probs))
     return -J, -dJ, {"log_prob": log_prob, "ratio": ratio, "kl": kl, "clipped": clipped < unclipped}
 
 
@@ -96,11 +103,14 @@ def main() -> None:
     advantage = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
     print(QUESTION)
     for answer, r, a in zip(answers, rewards, advantage):
-        print(f"  {' '.join(TOKENS[token] for token in answer):15} reward {r:.1f}, advantage {a:6.3f}")
+        print(
+            f"  {' '.join(TOKENS[token] for token in answer):15} reward {r:.1f}, advantage {a:6.3f}"
+        )
     print(f"  mean {rewards.mean():.3f}, std {rewards.std(ddof=1):.3f}")
 
     params = START
-    old_log_prob = ref_log_prob = log_probs(START, answers)  # in a run's first step both are the start
+    # in a run's first step both are the start
+    old_log_prob = ref_log_prob = log_probs(START, answers)
     for iteration in range(1, NUM_ITERATIONS + 1):
         loss, gradient, parts = loss_and_gradient(
             params, answers, advantage[:, None], old_log_prob, ref_log_prob

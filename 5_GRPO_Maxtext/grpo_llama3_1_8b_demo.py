@@ -1,17 +1,19 @@
 """GRPO on a language model: evaluate, train, evaluate, with MaxText, Tunix, Grain and Orbax.
 
-One script, two sizes. `MODEL` is any Llama or Qwen3 checkpoint in Hugging Face's layout. By default it's the
-tiny Llama in this folder (0.3 M parameters, laptop CPU), at full size `meta-llama/Llama-3.1-8B-Instruct` on a
-TPU VM. Both run the same code; a constant with two values takes the one that fits the model.
+One script, two sizes. `MODEL` is any Llama or Qwen3 checkpoint in Hugging Face's layout. By default
+it's the tiny Llama in this folder (0.3 M parameters, laptop CPU), at full size
+`meta-llama/Llama-3.1-8B-Instruct` on a TPU VM. Both run the same code; a constant with two values
+takes the one that fits the model.
 
-The objective (DeepSeekMath, arXiv 2402.03300, eq. 3), for G answers o_1..o_G to one question q; a step takes
-the mean over all answers to its BATCH_SIZE questions:
+The objective (DeepSeekMath, arXiv 2402.03300, eq. 3), for G answers o_1..o_G to one question q; a
+step takes the mean over all answers to its BATCH_SIZE questions:
 
     J = mean_i mean_t [ min(ratio_it * A_i, clip(ratio_it, 1 - eps, 1 + eps) * A_i) - beta * KL_it ]
     A_i = (R_i - mean(R_1..R_G)) / std(R_1..R_G)        ratio_it = pi(o_it | q, o_i<t) / pi_old(...)
 
-What GRPO leaves out: a critic (the group's mean reward is the baseline), a reward model (rewards are
-functions in reward_func.py), and a replay buffer (an answer is used NUM_ITERATIONS times, then thrown away).
+What GRPO leaves out: a critic (the group's mean reward is the baseline), a reward model (rewards
+are functions in reward_func.py), and a replay buffer (an answer is used NUM_ITERATIONS times, then
+thrown away).
 
 This page is plain GRPO, complete. Read it from top to bottom; you only need to know these names:
 
@@ -20,15 +22,15 @@ This page is plain GRPO, complete. Read it from top to bottom; you only need to 
     task    the questions, and what an answer earns
     run     this training: resume, logging, held-out evaluation, periodic checkpoints
 
-Every option (DAPO, GSPO, Dr. GRPO, ...) is a complete function in grpo_variants.py that takes the place of
-one on this page. The packages model/, task/ and run/ serve the run.
+Every option (DAPO, GSPO, Dr. GRPO, ...) is a complete function in grpo_variants.py that takes the
+place of one on this page. The packages model/, task/ and run/ serve the run.
 
     python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py                   # tiny Llama, a minute on 2 cores
     python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py --help            # every constant with its comment
     python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py NUM_BATCHES=50 SEED=1
     python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py RUN_DIR=runs/mine     # again: continues where it stopped
-    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py DATASET=mine REWARD_FUNC=my_reward.py
-    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py MODEL=meta-llama/Llama-3.1-8B-Instruct DATASET=gsm8k
+    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py DATASET=mine REWARD_FUNC=my_reward.py python
+    5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py MODEL=meta-llama/Llama-3.1-8B-Instruct DATASET=gsm8k
 """
 
 import functools
@@ -42,58 +44,94 @@ from run import checks
 from settings import BelowOne, Count, CountOrOff, NonNegative, Positive, Seed, TwoOrMore, pair
 
 
-# %% Constants ----------------------------------------------------------------------------------------------
+# %% Constants -------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
 class Constants(Variants, Extras, Machine):
-    """Edit a value here, or change it for one run with NAME=value. constants.py has the other blocks.
+    """Edit a value here, or change it for one run with NAME=value. constants.py has the other
+    blocks.
 
-    pair(laptop=..., tpu=...): the defaults for a hidden size below 1,024 (tiny Llama) and for larger models.
+    pair(laptop=..., tpu=...): the defaults for a hidden size below 1,024 (tiny Llama) and for
+    larger models.
     """
 
     # --- the task
-    MODEL: str = "tiny_llama"  # Hugging Face name, name@revision or folder; "tiny_llama" is in this folder
-    DATASET: str = "tiny_gsm8k"  # folder, "gsm8k", .json, .jsonl or .parquet file; a.jsonl:0.7,b.jsonl:0.3
-    REWARDS: str = ""  # names, comma-separated (empty = reward_func.py's four for GSM8K, else compute_score)
-    REWARD_FUNC: str = ""  # Python file with your own compute_score, or with functions to name in REWARDS
-    RUN_DIR: str = ""  # folder of the run; with a checkpoint in it the run continues (empty = a new folder)
+    MODEL: str = (
+        "tiny_llama"  # Hugging Face name, name@revision or folder; "tiny_llama" is in this folder
+    )
+    DATASET: str = (
+        "tiny_gsm8k"  # folder, "gsm8k", .json, .jsonl or .parquet file; a.jsonl:0.7,b.jsonl:0.3
+    )
+    REWARDS: str = (
+        ""  # names, comma-separated (empty = reward_func.py's four for GSM8K, else compute_score)
+    )
+    REWARD_FUNC: str = (
+        ""  # Python file with your own compute_score, or with functions to name in REWARDS
+    )
+    RUN_DIR: str = (
+        ""  # folder of the run; with a checkpoint in it the run continues (empty = a new folder)
+    )
     SEED: Seed = 0  # orders the questions and samples the answers; the weights come from MODEL
     SYSTEM_PROMPT: str = (
         "You are given a problem. Think about it and write your reasoning between <reasoning> and "
         "</reasoning>. Then give the final answer, one number and nothing else, between <answer> and "
         "</answer>."
     )  # what the model is asked to write; built-in rewards that want <think> swap the tags, your own don't
-    TEMPLATE: str = pair(  # the tiny Llama learned its format from demonstrations; it follows no instructions
-        laptop="{question}", tpu="{system_prompt}\n\n{question}"
+    TEMPLATE: str = (
+        pair(  # the tiny Llama learned its format from demonstrations; it follows no instructions
+            laptop="{question}", tpu="{system_prompt}\n\n{question}"
+        )
     )  # the user's message, put inside the tokenizer's chat template
     # --- sampling
-    MAX_PROMPT_LENGTH: Count = pair(laptop=28, tpu=256)  # tokens with template; longer questions are left out
-    TOTAL_GENERATION_STEPS: TwoOrMore = pair(laptop=28, tpu=768)  # tokens per answer; longer ones are cut off
+    MAX_PROMPT_LENGTH: Count = pair(
+        laptop=28, tpu=256
+    )  # tokens with template; longer questions are left out
+    TOTAL_GENERATION_STEPS: TwoOrMore = pair(
+        laptop=28, tpu=768
+    )  # tokens per answer; longer ones are cut off
     TEMPERATURE: Positive = 1.0  # 1 = the policy itself; lower makes the G answers agree
     # --- GRPO
-    BATCH_SIZE: Count = pair(laptop=16, tpu=64)  # questions per step; more: less noise, more memory and time
+    BATCH_SIZE: Count = pair(
+        laptop=16, tpu=64
+    )  # questions per step; more: less noise, more memory and time
     NUM_GENERATIONS: TwoOrMore = 8  # G, answers per question; with few, many groups have no signal
     NUM_BATCHES: Count = pair(laptop=100, tpu=116)  # training steps, each on one batch of questions
     NUM_ITERATIONS: Count = pair(laptop=2, tpu=1)  # mu, updates per batch; at 1 the ratio is 1
     EPSILON: NonNegative = 0.2  # clip range of the ratio; larger allows larger policy updates
-    BETA: NonNegative = pair(laptop=0.08, tpu=0.001)  # weight of the KL to the starting model (0 = none)
+    BETA: NonNegative = pair(
+        laptop=0.08, tpu=0.001
+    )  # weight of the KL to the starting model (0 = none)
     # --- optimizer: AdamW, linear warm-up, cosine decay to 0
-    LEARNING_RATE: NonNegative = pair(laptop=5e-4, tpu=8e-5)  # peak; for all weights of 8 B (no LoRA) 1e-6
+    LEARNING_RATE: NonNegative = pair(
+        laptop=5e-4, tpu=8e-5
+    )  # peak; for all weights of 8 B (no LoRA) 1e-6
     WARMUP_FRACTION: BelowOne = 0.1  # share of all steps (0 = off); the rest is for the decay
     MAX_GRAD_NORM: NonNegative = 1.0  # gradient clip; lower it if the KL runs away (0 = off)
     B1: BelowOne = 0.9  # decay of Adam's mean of the gradient; larger remembers longer
     B2: BelowOne = 0.99  # decay of Adam's mean of its square
     WEIGHT_DECAY: NonNegative = 0.1  # decoupled weight decay, times the learning rate (0 = off)
-    LORA_RANK: CountOrOff = pair(laptop=0, tpu=32)  # rank r of A [in, r], B [r, out] (0 = train all weights)
+    LORA_RANK: CountOrOff = pair(
+        laptop=0, tpu=32
+    )  # rank r of A [in, r], B [r, out] (0 = train all weights)
     LORA_ALPHA: Positive = pair(laptop=16.0, tpu=32.0)  # A B is added times LORA_ALPHA / LORA_RANK
-    TRAIN_MICRO_BATCH_SIZE: CountOrOff = pair(laptop=0, tpu=2)  # questions per gradient pass (0 = all)
+    TRAIN_MICRO_BATCH_SIZE: CountOrOff = pair(
+        laptop=0, tpu=2
+    )  # questions per gradient pass (0 = all)
     # --- evaluation
-    NUM_TEST_QUESTIONS: Count = pair(laptop=512, tpu=1_319)  # test questions, from the top of the test set
-    EVAL_CONFIG: Literal["greedy", "standard", "liberal"] = "standard"  # of all evaluations: model/rollout.py
-    EVAL_EVERY: CountOrOff = pair(laptop=25, tpu=20)  # steps between evaluations during training (0 = none)
-    EVAL_QUESTIONS: Count = pair(laptop=128, tpu=512)  # held out for it; not trained on, not in the test
+    NUM_TEST_QUESTIONS: Count = pair(
+        laptop=512, tpu=1_319
+    )  # test questions, from the top of the test set
+    EVAL_CONFIG: Literal["greedy", "standard", "liberal"] = (
+        "standard"  # of all evaluations: model/rollout.py
+    )
+    EVAL_EVERY: CountOrOff = pair(
+        laptop=25, tpu=20
+    )  # steps between evaluations during training (0 = none)
+    EVAL_QUESTIONS: Count = pair(
+        laptop=128, tpu=512
+    )  # held out for it; not trained on, not in the test
 
 
-# %% Imports ------------------------------------------------------------------------------------------------
+# %% Imports ---------------------------------------------------------------------------------------
 if __name__ == "__main__":  # refuses a wrong constant now, before seconds of imports
     settings.refuse_early(Constants, checks.refuse)
 
@@ -113,7 +151,7 @@ from task.task import Samples, Task
 MAX_LOG_RATIO = 20.0  # ratios stay below exp(20) = 5e8; beyond it they have no gradient
 
 
-# %% Samples ------------------------------------------------------------------------------------------------
+# %% Samples ---------------------------------------------------------------------------------------
 def rollouts(c: Constants, llm: Llm, task: Task, run: TrainingRun) -> Iterator[tuple[int, Samples]]:
     """Samples G answers to each of a step's B questions with the newest weights, and grades them.
 
@@ -132,7 +170,8 @@ def group_advantage(samples: Samples) -> np.ndarray:
         A_i = (R_i - mean(R_1..R_G)) / std(R_1..R_G)
 
     Returns:
-        float [B, G]; 0 if all answers of a group earn the same reward, so the group has no gradient.
+        float [B, G]; 0 if all answers of a group earn the same reward, so the group has no
+        gradient.
     """
     rewards = samples.rewards  # [B, G], the sum over the reward functions
     mean = rewards.mean(axis=1, keepdims=True)  # [B, 1]: the baseline, where PPO has a critic
@@ -154,12 +193,13 @@ def mean_of_answers(mask: np.ndarray) -> np.ndarray:
     return mask / num_tokens / num_answers
 
 
-# %% The loss -----------------------------------------------------------------------------------------------
+# %% The loss --------------------------------------------------------------------------------------
 class Batch(NamedTuple):
     """The input of the loss: N = B * G answers, float32 [N, T] unless noted.
 
     `to_batch` builds it from arrays [B, G, ...]; `update` gets all gradient passes of a step,
-    [passes, N / passes, ...], and `loss` one of them. T is TOTAL_GENERATION_STEPS, on one CPU often less.
+    [passes, N / passes, ...], and `loss` one of them. T is TOTAL_GENERATION_STEPS, on one CPU often
+    less.
     """
 
     prompt_ids: jax.Array  # int32 [N, P], left-padded
@@ -167,8 +207,10 @@ class Batch(NamedTuple):
     mask: jax.Array  # bool [N, T]: the tokens to train, up to and with end-of-sequence
     weight: jax.Array  # of each token in J
     advantage: jax.Array  # [N, 1]: all tokens of an answer share it; [N, T] with ADVANTAGE=turn
-    beta: jax.Array  # [N, 1], weight of the KL; an array, so TARGET_KL can change it without a recompile
-    sampler_log_prob: jax.Array  # under the sampler's distribution; for SAMPLER_CORRECTION and the log
+    # [N, 1], weight of the KL; an array, so TARGET_KL can change it without a recompile
+    beta: jax.Array
+    # under the sampler's distribution; for SAMPLER_CORRECTION and the log
+    sampler_log_prob: jax.Array
     ref_log_prob: jax.Array | None = None  # under the starting model; None without KL
     old_log_prob: jax.Array | None = None  # under pi_old; None if each answer is used once
 
@@ -196,7 +238,9 @@ def k3(log_ref_ratio: jax.Array) -> jax.Array:
     return jnp.expm1(log_ref_ratio) - log_ref_ratio  # exp(x) - 1 would lose its digits near 0
 
 
-def loss(params, model: Model, batch: Batch, use: variants.Method) -> tuple[jax.Array, dict[str, jax.Array]]:
+def loss(
+    params, model: Model, batch: Batch, use: variants.Method
+) -> tuple[jax.Array, dict[str, jax.Array]]:
     """One gradient pass's share of -J, the objective at the top of this file.
 
     Args:
@@ -214,13 +258,17 @@ def loss(params, model: Model, batch: Batch, use: variants.Method) -> tuple[jax.
     objective, clipped = use.objective(pi, batch, use.c)  # [N, T] each
     kl = jnp.zeros_like(objective)
     if batch.ref_log_prob is not None:
-        kl = use.kl((batch.ref_log_prob - pi.log_prob) * batch.mask)  # [N, T]; exp could overflow on padding
+        # [N, T]; exp could overflow on padding
+        kl = use.kl((batch.ref_log_prob - pi.log_prob) * batch.mask)
     J = (batch.weight * (objective - batch.beta * kl)).sum()  # []
     return -J, token_metrics(batch, kl=kl, clip_fraction=clipped, entropy=pi.entropy)
 
 
-# Donated: it overwrites params and opt_state in place, so llm.params can't be used before `llm.load`.
-@functools.partial(jax.jit, static_argnames=("use", "optimizer"), donate_argnames=("params", "opt_state"))
+# Donated: it overwrites params and opt_state in place, so llm.params can't be used before
+# `llm.load`.
+@functools.partial(
+    jax.jit, static_argnames=("use", "optimizer"), donate_argnames=("params", "opt_state")
+)
 def update(params, opt_state, model: Model, batch: Batch, use: variants.Method, optimizer):
     """One optimizer update with the gradient summed over a step's passes.
 
@@ -247,12 +295,15 @@ def make_optimizer(c: Constants) -> optax.GradientTransformation:
     if c.MAX_GRAD_NORM:
         optimizer = optax.chain(optax.clip_by_global_norm(c.MAX_GRAD_NORM), optimizer)
     # Otherwise one NaN would spread to every weight and into the next checkpoint.
-    return optax.apply_if_finite(optimizer, max_consecutive_errors=num_updates)  # check_finite stops the run
+    # check_finite stops the run
+    return optax.apply_if_finite(optimizer, max_consecutive_errors=num_updates)
 
 
-# %% Training -----------------------------------------------------------------------------------------------
+# %% Training --------------------------------------------------------------------------------------
 def to_batch(llm: Llm, samples: Samples, beta: float, use: variants.Method) -> Batch:
-    """Moves the samples to the trainer's devices, each token with its advantage and its weight in J."""
+    """Moves the samples to the trainer's devices, each token with its advantage and its weight in
+    J.
+    """
     batch = Batch(
         prompt_ids=samples.answers.prompt_ids,  # [B, G, P]
         completion_ids=samples.answers.completion_ids,  # [B, G, T]
@@ -265,7 +316,8 @@ def to_batch(llm: Llm, samples: Samples, beta: float, use: variants.Method) -> B
     return llm.place(batch)  # NumPy [B, G, ...] to jax [passes, N / passes, ...]
 
 
-TABLES = {  # by field of `Method`: the constant that picks, and its functions; this page's is the default
+# by field of `Method`: the constant that picks, and its functions; this page's is the default
+TABLES = {
     "rollouts": ("ROLLOUTS", {"fresh": rollouts} | variants.ROLLOUTS),
     "advantage": ("ADVANTAGE", {"group": group_advantage} | variants.ADVANTAGES),
     "weights": ("LOSS_AGG_MODE", {"seq-mean-token-mean": mean_of_answers} | variants.WEIGHTS),
@@ -278,7 +330,8 @@ def train(c: Constants, llm: Llm, task: Task, run: TrainingRun) -> list[dict[str
     """The loop: GRPO from the step of the newest checkpoint to the last one.
 
     Returns:
-        One row of metrics per step, from its last update, as in `train_log.csv`; for tests and notebooks.
+        One row of metrics per step, from its last update, as in `train_log.csv`; for tests and
+        notebooks.
 
     Raises:
         KeyboardInterrupt: stopped by the user; a checkpoint is saved.
@@ -286,7 +339,8 @@ def train(c: Constants, llm: Llm, task: Task, run: TrainingRun) -> list[dict[str
     """
     use, optimizer = variants.choose(c, TABLES), make_optimizer(c)
     params, opt_state = run.restore(optimizer)
-    for step, samples in run.steps(use.rollouts(c, llm, task, run)):  # times them, and handles Ctrl-C
+    # times them, and handles Ctrl-C
+    for step, samples in run.steps(use.rollouts(c, llm, task, run)):
         batch = to_batch(llm, samples, run.beta, use)
         if c.BETA:  # else there's no reference model
             batch = batch._replace(ref_log_prob=llm.reference_log_probs(batch))
@@ -296,16 +350,18 @@ def train(c: Constants, llm: Llm, task: Task, run: TrainingRun) -> list[dict[str
             params, opt_state, metrics = update(params, opt_state, llm.model, batch, use, optimizer)
             run.check_finite(step, metrics)
         llm.load(params)  # the next answers come from the new weights
-        run.finish_step(step, samples, batch, params, opt_state, metrics)  # log, evaluation, checkpoint
+        # log, evaluation, checkpoint
+        run.finish_step(step, samples, batch, params, opt_state, metrics)
     return run.log
 
 
-# %% Evaluation, main ---------------------------------------------------------------------------------------
+# %% Evaluation, main ------------------------------------------------------------------------------
 def evaluate(c: Constants, llm: Llm, task: Task, rows: Sequence[dict[str, str]]) -> dict[str, Any]:
     """Asks every question once greedily and once as EVAL_CONFIG says, and grades the answers.
 
     Returns:
-        Shares of right answers and each answer, as in `evaluation.grade`; the greedy ones as `greedy_...`.
+        Shares of right answers and each answer, as in `evaluation.grade`; the greedy ones as
+        `greedy_...`.
     """
     results = {
         name: evaluation.grade(task.grader, rows, llm.answer(rows, name))
@@ -321,7 +377,8 @@ def main(arguments: list[str]) -> None:
         return dry_run.dry_run(c, arguments, reward_func, TABLES)
     # From here on, c also has this machine's defaults and MODEL's commit.
     with start.open_run(c, arguments, reward_func, TABLES) as (c, llm, task, folder):
-        folder.once("before", lambda: evaluate(c, llm, task, task.test))  # not again by a resumed run
+        # not again by a resumed run
+        folder.once("before", lambda: evaluate(c, llm, task, task.test))
         with TrainingRun(c, llm, task, folder, evaluate) as run:
             train(c, llm, task, run)
         folder.once("after", lambda: evaluate(c, llm, task, task.test))

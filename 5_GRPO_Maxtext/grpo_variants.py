@@ -1,8 +1,10 @@
-"""Alternatives to plain GRPO. Each is a complete function that replaces one on the main script's page.
+"""Alternatives to plain GRPO. Each is a complete function that replaces one on the main script's
+page.
 
-One constant picks from each of the page's five tables: ROLLOUTS, ADVANTAGE, LOSS_AGG_MODE, LOSS_ALGO and
-KL_LOSS_MODE. You can read each function on its own, next to its paper's formula. Options that combine with
-all of them (a sampler correction, an entropy bonus, filters) wrap the function you picked; see `choose`.
+One constant picks from each of the page's five tables: ROLLOUTS, ADVANTAGE, LOSS_AGG_MODE,
+LOSS_ALGO and KL_LOSS_MODE. You can read each function on its own, next to its paper's formula.
+Options that combine with all of them (a sampler correction, an entropy bonus, filters) wrap the
+function you picked; see `choose`.
 """
 
 import functools
@@ -25,7 +27,7 @@ MAX_REFILLS = 4  # batches of replacement questions per step; each costs a step'
 REFILL_SEED = 1_000_003  # added to SEED, so replacement questions come in a different order
 
 
-# %% ROLLOUTS: generators of (step, Samples) -----------------------------------------------------------------
+# %% ROLLOUTS: generators of (step, Samples) -------------------------------------------------------
 def sample(llm, task, questions, step):
     """G answers to each of these questions (columns [B]), graded: `Samples` [B, G, ...]."""
     repeated = task.repeat(questions)
@@ -35,15 +37,16 @@ def sample(llm, task, questions, step):
 def one_step_ahead(c, llm, task, run):
     """Samples the next step's answers while a step trains, with the weights from before the update.
 
-    (Noukhovitch et al., arXiv 2410.18252.) A checkpoint keeps the answers sampled ahead, because a resumed
-    run no longer has the weights they came from.
+    (Noukhovitch et al., arXiv 2410.18252.) A checkpoint keeps the answers sampled ahead, because a
+    resumed run no longer has the weights they came from.
     """
     ahead = llm.ahead(run.carried.get("ahead"))
     run.carried["ahead"] = ahead.to_json  # called when a checkpoint is saved
     for step in range(run.first_step, c.NUM_BATCHES):
         questions = task.repeat(task.batches[step])
         answers = ahead.take(questions, step)
-        if step + 1 < c.NUM_BATCHES:  # `step` sets the temperature that the update below trains with, too
+        # `step` sets the temperature that the update below trains with, too
+        if step + 1 < c.NUM_BATCHES:
             ahead.begin(task.repeat(task.batches[step + 1]), step)
         yield step, task.grade(questions, answers)
 
@@ -51,16 +54,20 @@ def one_step_ahead(c, llm, task, run):
 def curriculum(c, llm, task, run):
     """Asks the B out of CANDIDATES * B questions whose last pass rate is closest to 1/2.
 
-    They teach the most: p (1 - p), the variance of a 0/1 reward, peaks there and is 0 when all answers
-    agree. New questions count as 1/2 and keep their order.
+    They teach the most: p (1 - p), the variance of a 0/1 reward, peaks there and is 0 when all
+    answers agree. New questions count as 1/2 and keep their order.
     """
     rates = run.carried.setdefault("pass_rates", {})  # by question
     candidates = mixed_batches(task.train, c.SEED, c.BATCH_SIZE * CANDIDATES)
     for step in range(run.first_step, c.NUM_BATCHES):
         questions = candidates[step]  # columns, str [CANDIDATES * B]
-        distance = [abs(rates.get(question, 0.5) - 0.5) for question in questions["question"].tolist()]
+        distance = [
+            abs(rates.get(question, 0.5) - 0.5) for question in questions["question"].tolist()
+        ]
         closest = np.sort(np.argsort(distance, kind="stable")[: c.BATCH_SIZE])
-        samples = sample(llm, task, {name: column[closest] for name, column in questions.items()}, step)
+        samples = sample(
+            llm, task, {name: column[closest] for name, column in questions.items()}, step
+        )
         asked = samples.questions["question"][:, 0].tolist()  # [B]
         rates.update(zip(asked, task.right(samples).mean(axis=1).tolist(), strict=True))
         yield step, samples
@@ -69,7 +76,7 @@ def curriculum(c, llm, task, run):
 ROLLOUTS = {"one-step-ahead": one_step_ahead, "curriculum": curriculum}
 
 
-# %% ADVANTAGE: of Samples [B, G, ...]; float [B, G], or [B, G, T] per token ---------------------------------
+# %% ADVANTAGE: of Samples [B, G, ...]; float [B, G], or [B, G, T] per token -----------------------
 def centered_advantage(samples):
     """Dr. GRPO (arXiv 2503.20783): A_i = R_i - mean(R_1..R_G), not divided by the std."""
     rewards = samples.rewards  # [B, G]
@@ -86,8 +93,9 @@ def leave_one_out_advantage(samples):
 def maxrl_advantage(samples):
     """MaxRL (arXiv 2602.02710): A_i = (R_i - mean) / mean, for rewards that are never negative.
 
-    With 0/1 rewards it's an unbiased gradient of log p, up to its term pass@(G - 1), where R - mean gives the
-    gradient of p. The fewer answers are right, the more each one counts. 0 if no answer is right.
+    With 0/1 rewards it's an unbiased gradient of log p, up to its term pass@(G - 1), where R - mean
+    gives the gradient of p. The fewer answers are right, the more each one counts. 0 if no answer
+    is right.
     """
     rewards = samples.rewards  # [B, G]
     if (least := rewards.min()) < 0:
@@ -100,9 +108,11 @@ def maxrl_advantage(samples):
 
 
 def decoupled_advantage(samples):
-    """GDPO (arXiv 2601.05242): normalizes each reward within its group, then their sum over the batch.
+    """GDPO (arXiv 2601.05242): normalizes each reward within its group, then their sum over the
+    batch.
 
-    It can tell apart two answers that earn the same sum from different rewards; the group advantage can't.
+    It can tell apart two answers that earn the same sum from different rewards; the group advantage
+    can't.
     """
     parts = np.stack(list(samples.reward_parts.values()))  # [F, B, G], of F reward functions
     mean, std = parts.mean(axis=2, keepdims=True), parts.std(axis=2, ddof=1, keepdims=True)
@@ -111,16 +121,19 @@ def decoupled_advantage(samples):
 
 
 def no_advantage(samples):
-    """Distillation: rewards are only logged, and the KL to the TEACHER is the whole training signal."""
+    """Distillation: rewards are only logged, and the KL to the TEACHER is the whole training
+    signal.
+    """
     return np.zeros_like(samples.rewards)
 
 
 def turn_advantage(samples):
-    """Return-to-go per turn, normalized within a question's group: A_ik = (R_ik - mean_i R_ik) / std.
+    """Return-to-go per turn, normalized within a question's group: A_ik = (R_ik - mean_i R_ik) /
+    std.
 
-    R_ik is answer i's reward from turn k on (the return-to-go of chapter 3). The mean is over the answers
-    that got that far, the std over all turns of the group around their means. [B, G, T]; 0 for tokens the
-    model didn't write.
+    R_ik is answer i's reward from turn k on (the return-to-go of chapter 3). The mean is over the
+    answers that got that far, the std over all turns of the group around their means. [B, G, T]; 0
+    for tokens the model didn't write.
     """
     centered, reached = centered_turns(samples)  # [B, G, K]
     means = reached.any(axis=1).sum(axis=1)  # [B], one for each turn that an answer reached
@@ -145,7 +158,8 @@ def centered_turns(samples):
         to_go = to_go + (samples.rewards - samples.reward_parts["episode_return"])[..., None]
     else:  # the environment's own rewards don't count
         to_go = np.where(reached, samples.rewards[..., None], np.nan)
-    mean = np.nansum(to_go, axis=1, keepdims=True) / reached.sum(axis=1, keepdims=True).clip(1)  # [B, 1, K]
+    # [B, 1, K]
+    mean = np.nansum(to_go, axis=1, keepdims=True) / reached.sum(axis=1, keepdims=True).clip(1)
     return np.where(reached, to_go - mean, 0.0), reached
 
 
@@ -155,15 +169,21 @@ def per_token(per_turn, turn):
 
 
 ADVANTAGES = {
-    "centered": centered_advantage, "rloo": leave_one_out_advantage, "maxrl": maxrl_advantage,
-    "gdpo": decoupled_advantage, "none": no_advantage, "turn": turn_advantage,
+    "centered": centered_advantage,
+    "rloo": leave_one_out_advantage,
+    "maxrl": maxrl_advantage,
+    "gdpo": decoupled_advantage,
+    "none": no_advantage,
+    "turn": turn_advantage,
     "turn-centered": centered_turn_advantage,
-}  # fmt: skip
+}
 
 
-# %% LOSS_AGG_MODE: of the mask, bool [B, G, T]; a weight per token, float [B, G, T] -------------------------
+# %% LOSS_AGG_MODE: of the mask, bool [B, G, T]; a weight per token, float [B, G, T] ---------------
 def mean_of_tokens(mask):
-    """DAPO (arXiv 2503.14476, eq. 8): every token counts the same, here across the step, not per group."""
+    """DAPO (arXiv 2503.14476, eq. 8): every token counts the same, here across the step, not per
+    group.
+    """
     return mask / mask.sum().clip(1)
 
 
@@ -202,9 +222,13 @@ def gspo_objective(pi, batch, c):
     s_it = sg(s_i) * pi_it / sg(pi_it)        s_i = exp(mean_t log ratio_it)
     """
     tokens = batch.mask.sum(axis=1, keepdims=True).clip(1)  # [N, 1]
-    mean = ((pi.log_prob - batch.old_log_prob) * batch.mask).sum(axis=1, keepdims=True) / tokens  # [N, 1]
-    straight_through = pi.log_prob - jax.lax.stop_gradient(pi.log_prob)  # 0, with log_prob's gradient
-    ratio = jnp.exp(jnp.clip(straight_through + jax.lax.stop_gradient(mean), max=MAX_LOG_SEQUENCE_RATIO))
+    # [N, 1]
+    mean = ((pi.log_prob - batch.old_log_prob) * batch.mask).sum(axis=1, keepdims=True) / tokens
+    # 0, with log_prob's gradient
+    straight_through = pi.log_prob - jax.lax.stop_gradient(pi.log_prob)
+    ratio = jnp.exp(
+        jnp.clip(straight_through + jax.lax.stop_gradient(mean), max=MAX_LOG_SEQUENCE_RATIO)
+    )
     clipped = jnp.clip(ratio, 1 - c.EPSILON, 1 + (c.EPSILON_HIGH or c.EPSILON))
     objective = jnp.minimum(ratio * batch.advantage, clipped * batch.advantage)
     return objective, clipped * batch.advantage < ratio * batch.advantage
@@ -213,9 +237,9 @@ def gspo_objective(pi, batch, c):
 def cispo_objective(pi, batch, c):
     """CISPO (MiniMax-M1, arXiv 2506.13585, eq. 4): sg(min(ratio, 1 + eps_high)) * A * log pi.
 
-    The ratio is a weight without a gradient. PPO's clip drops a token from the gradient; here a capped token
-    stays in with a smaller weight. Like the paper, this has no lower bound: EPSILON only matters if
-    EPSILON_HIGH is 0.
+    The ratio is a weight without a gradient. PPO's clip drops a token from the gradient; here a
+    capped token stays in with a smaller weight. Like the paper, this has no lower bound: EPSILON
+    only matters if EPSILON_HIGH is 0.
     """
     cap = 1 + (c.EPSILON_HIGH or c.EPSILON)
     ratio = jnp.exp(jnp.clip(pi.log_prob - batch.old_log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO))
@@ -226,9 +250,11 @@ def cispo_objective(pi, batch, c):
 OBJECTIVES = {"dapo": clip_higher_objective, "gspo-token": gspo_objective, "cispo": cispo_objective}
 
 
-# %% KL_LOSS_MODE: of log pi_ref - log pi, [N, T] ------------------------------------------------------------
+# %% KL_LOSS_MODE: of log pi_ref - log pi, [N, T] --------------------------------------------------
 def k1(log_ref_ratio):
-    """The plain estimator (joschu.net/blog/kl-approx.html): log pi - log pi_ref; its mean gradient is 0."""
+    """The plain estimator (joschu.net/blog/kl-approx.html): log pi - log pi_ref; its mean gradient
+    is 0.
+    """
     return -log_ref_ratio
 
 
@@ -240,22 +266,30 @@ def k2(log_ref_ratio):
 KLS = {"kl": k1, "mse_kl": k2}
 
 
-# %% SAMPLER_WEIGHT: of the batch and the cap; the factor of the objective, [N, T] or [N, 1] -----------------
+# %% SAMPLER_WEIGHT: of the batch and the cap; the factor of the objective, [N, T] or [N, 1] -------
 def truncated_weight(batch, cap):
-    """min(pi_old / pi_sampler, cap): the truncated importance weight (arXiv 1802.01561, section 4.1)."""
+    """min(pi_old / pi_sampler, cap): the truncated importance weight (arXiv 1802.01561, section
+    4.1).
+    """
     log_ratio = jnp.clip(batch.old_log_prob - batch.sampler_log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     return jnp.minimum(jnp.exp(log_ratio), cap)
 
 
 def masked_weight(batch, cap):
     """IcePop (arXiv 2510.18855): a token's pi_old / pi_sampler if it's within 1/cap..cap, else 0."""
-    weight = jnp.exp(jnp.clip(batch.old_log_prob - batch.sampler_log_prob, max=MAX_LOG_SEQUENCE_RATIO))
+    weight = jnp.exp(
+        jnp.clip(batch.old_log_prob - batch.sampler_log_prob, max=MAX_LOG_SEQUENCE_RATIO)
+    )
     return jnp.where((weight >= 1 / cap) & (weight <= cap), weight, 0.0)
 
 
 def sequence_weight(batch, cap):
-    """min(pi_old / pi_sampler of the whole answer, cap): unbiased below the cap, noisy for long answers."""
-    log_ratio = ((batch.old_log_prob - batch.sampler_log_prob) * batch.mask).sum(axis=1, keepdims=True)
+    """min(pi_old / pi_sampler of the whole answer, cap): unbiased below the cap, noisy for long
+    answers.
+    """
+    log_ratio = ((batch.old_log_prob - batch.sampler_log_prob) * batch.mask).sum(
+        axis=1, keepdims=True
+    )
     return jnp.minimum(jnp.exp(jnp.clip(log_ratio, max=MAX_LOG_SEQUENCE_RATIO)), cap)
 
 
@@ -273,7 +307,7 @@ SAMPLER_WEIGHTS = {
 }
 
 
-# %% Options that combine with every method ------------------------------------------------------------------
+# %% Options that combine with every method --------------------------------------------------------
 def has_signal(advantage, samples):
     """Whether a group's advantages differ by more than rounding: bool [B]."""
     spread = np.ptp(advantage(samples), axis=1)  # [B], or [B, T] where each token has an advantage
@@ -283,8 +317,9 @@ def has_signal(advantage, samples):
 def selected(use, c, llm, task, run):
     """The samples of `use.rollouts`, without what isn't to be trained on.
 
-    ZERO_VARIANCE_GROUPS=refill replaces groups without a signal; it and skip mask those that remain, also
-    for the KL. MASK_OVERLONG masks cut-off answers (DAPO's overlong filter, arXiv 2503.14476, section 3.4).
+    ZERO_VARIANCE_GROUPS=refill replaces groups without a signal; it and skip mask those that
+    remain, also for the KL. MASK_OVERLONG masks cut-off answers (DAPO's overlong filter, arXiv
+    2503.14476, section 3.4).
     """
     others = mixed_batches(task.train, c.SEED + REFILL_SEED, c.BATCH_SIZE)
     signal = functools.partial(has_signal, use.advantage)
@@ -300,8 +335,8 @@ def selected(use, c, llm, task, run):
 
 
 def refilled(samples, signal, others, c, llm, task, step):
-    """DAPO's dynamic sampling (arXiv 2503.14476, section 3.2): asks `others`, at most MAX_REFILLS batches,
-    until B groups have a signal.
+    """DAPO's dynamic sampling (arXiv 2503.14476, section 3.2): asks `others`, at most MAX_REFILLS
+    batches, until B groups have a signal.
 
     Returns:
         The groups with a signal first, in order; its `sampled` are all sampled groups, for the log.
@@ -315,8 +350,8 @@ def refilled(samples, signal, others, c, llm, task, step):
 
 
 def extended_objective(objective, pi, batch, c):
-    """Weights an objective by pi_old / pi_sampler (SAMPLER_CORRECTION), and adds ENTROPY_COEF * entropy
-    (Mnih et al., arXiv 1602.01783, section 4).
+    """Weights an objective by pi_old / pi_sampler (SAMPLER_CORRECTION), and adds ENTROPY_COEF *
+    entropy (Mnih et al., arXiv 1602.01783, section 4).
     """
     value, clipped = objective(pi, batch, c)
     if c.SAMPLER_CORRECTION:
@@ -326,7 +361,7 @@ def extended_objective(objective, pi, batch, c):
     return value, clipped
 
 
-# %% Rewards and schedules -----------------------------------------------------------------------------------
+# %% Rewards and schedules -------------------------------------------------------------------------
 def overlong_penalty(limit: int, buffer: int, penalty: float) -> Callable[..., list[float]]:
     """OVERLONG_BUFFER, DAPO's soft length penalty (arXiv 2503.14476, eq. 13), as a reward function.
 
@@ -344,7 +379,8 @@ KL_GAIN, KL_ERROR_LIMIT = 0.1, 0.2  # arXiv 1909.08593: beta moves by at most 2 
 
 
 def adaptive_beta(beta: float, target_kl: float, kl: float) -> float:
-    """TARGET_KL: beta after a step whose KL was `kl` (Ziegler et al. 2019, arXiv 1909.08593, section 2.2).
+    """TARGET_KL: beta after a step whose KL was `kl` (Ziegler et al. 2019, arXiv 1909.08593,
+    section 2.2).
 
         e = clip(KL / target - 1, -0.2, 0.2)        beta <- beta * (1 + 0.1 e)
 
@@ -362,7 +398,7 @@ def temperature_at(c, step: int) -> float:
     return c.TEMPERATURE + (c.TEMPERATURE_END - c.TEMPERATURE) * step / max(1, c.NUM_BATCHES - 1)
 
 
-# %% Choosing a run's functions ------------------------------------------------------------------------------
+# %% Choosing a run's functions --------------------------------------------------------------------
 class Method(NamedTuple):
     """One function per table, with the options around it, and the constants."""
 
@@ -390,12 +426,16 @@ def choose(c, tables: dict[str, tuple[str, dict[str, Callable]]]) -> Method:
 
 @functools.cache
 def own_functions(method: str) -> dict[str, Callable[..., Any]]:
-    """The functions of METHOD's file that are named after a field of `Method`; UserError if there is none."""
+    """The functions of METHOD's file that are named after a field of `Method`; UserError if there
+    is none.
+    """
     if not method:
         return {}
     module = load_file(find_path(method).resolve(), "METHOD")
     names = [name for name in Method._fields if name != "c"]
-    functions = {name: getattr(module, name) for name in names if callable(getattr(module, name, None))}
+    functions = {
+        name: getattr(module, name) for name in names if callable(getattr(module, name, None))
+    }
     if not functions:
         raise UserError(f"METHOD={method}: defines none of {', '.join(names)}; name a function so")
     return functions

@@ -1,16 +1,19 @@
-"""Asks a model what the main script trained it for: one question, a built-in batch, or a file of questions.
+"""Asks a model what the main script trained it for: one question, a built-in batch, or a file of
+questions.
 
     python 5_GRPO_Maxtext/inference.py "Kim has 8 cards and loses 6. How many cards are there now?"
     python 5_GRPO_Maxtext/inference.py                                     # the built-in questions
-    python 5_GRPO_Maxtext/inference.py SAMPLES=8 "Tom has 3 boxes with 5 coins in each box. How many?"
+    python 5_GRPO_Maxtext/inference.py SAMPLES=8 "Tom has 3 boxes with 5 coins in each box. How
+    many?"
     python 5_GRPO_Maxtext/inference.py CHECKPOINT=runs/mine COMPARE=True   # before and after training
-    python 5_GRPO_Maxtext/inference.py CHECKPOINT=runs/mine PAGE=True ANSWER=15 "Tom has 3 boxes with 5 ..."
-    python 5_GRPO_Maxtext/inference.py CHECKPOINT=runs/mine/50 INPUT=questions.jsonl OUTPUT=answers.jsonl
+    python 5_GRPO_Maxtext/inference.py CHECKPOINT=runs/mine PAGE=True ANSWER=15 "Tom has 3 boxes
+    with 5 ..." python 5_GRPO_Maxtext/inference.py CHECKPOINT=runs/mine/50 INPUT=questions.jsonl
+    OUTPUT=answers.jsonl
 
-The answer to your own question is streamed. Decoding is greedy unless you set SAMPLING or SAMPLES. MODEL,
-prompt, lengths, rewards and LoRA come from the run's constants.json unless the command line sets them. PAGE
-writes a page for the browser: eight answers to each question, their rewards and advantages, and which of
-their tokens training made more or less likely.
+The answer to your own question is streamed. Decoding is greedy unless you set SAMPLING or SAMPLES.
+MODEL, prompt, lengths, rewards and LoRA come from the run's constants.json unless the command line
+sets them. PAGE writes a page for the browser: eight answers to each question, their rewards and
+advantages, and which of their tokens training made more or less likely.
 """
 
 import dataclasses
@@ -30,41 +33,62 @@ from task import prompts, questions, run_grader, task_rewards
 from task.grading import parse_number
 
 
-# %% Constants ----------------------------------------------------------------------------------------------
+# %% Constants -------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
 class Constants(Arrays):
     """Edit a value here, or give it for one run as NAME=value. Arrays: constants.py."""
 
-    CHECKPOINT: str = ""  # a run's folder, runs/mine/50, or base (empty = newest run in runs/, else base)
+    CHECKPOINT: str = (
+        ""  # a run's folder, runs/mine/50, or base (empty = newest run in runs/, else base)
+    )
     MODEL: str = ""  # Hugging Face name or folder (empty = the run's, and tiny_llama for base)
     COMPARE: bool = False  # True: the answers from before training above those of CHECKPOINT
     SAMPLES: Count = 1  # answers per question; above 1 the most frequent answer is the vote
     PAGE: bool = False  # True: answers.html in the run's folder shows them; 8 SAMPLES instead of 1
     ANSWER: str = ""  # the right answer to the question on the command line; then it is graded
-    SAMPLING: Literal["", "greedy", "standard", "liberal"] = ""  # (empty = greedy; standard if SAMPLES > 1)
+    SAMPLING: Literal["", "greedy", "standard", "liberal"] = (
+        ""  # (empty = greedy; standard if SAMPLES > 1)
+    )
     SEED: Seed = 0  # of the samples; greedy answers do not depend on it
-    INPUT: str = ""  # JSON, JSONL or Parquet file with question or prompt; answer or ground_truth is graded
-    OUTPUT: str = ""  # JSONL file: INPUT's rows and the answers (empty = INPUT's name with .answers)
+    INPUT: str = (
+        ""  # JSON, JSONL or Parquet file with question or prompt; answer or ground_truth is graded
+    )
+    OUTPUT: str = (
+        ""  # JSONL file: INPUT's rows and the answers (empty = INPUT's name with .answers)
+    )
     BATCH_SIZE: Count = 64  # answers decoded at once; more: faster, and more memory
     REWARDS: str = ""  # names, comma-separated (empty = compute_score if INPUT has a data_source)
-    REWARD_FUNC: str = ""  # Python file with your own compute_score; a run's is run only if named here
+    REWARD_FUNC: str = (
+        ""  # Python file with your own compute_score; a run's is run only if named here
+    )
     # --- how a run asked; without one, how the main script would
     SYSTEM_PROMPT: str = (
         "You are given a problem. Think about it and write your reasoning between <reasoning> and "
         "</reasoning>. Then give the final answer, one number and nothing else, between <answer> and "
         "</answer>."
     )  # what the model is asked to write
-    TEMPLATE: str = pair(  # the tiny Llama learned its format from demonstrations; it knows no instructions
-        laptop="{question}", tpu="{system_prompt}\n\n{question}"
+    TEMPLATE: str = (
+        pair(  # the tiny Llama learned its format from demonstrations; it knows no instructions
+            laptop="{question}", tpu="{system_prompt}\n\n{question}"
+        )
     )  # the user's message, put inside the tokenizer's chat template
-    MAX_PROMPT_LENGTH: Count = pair(laptop=28, tpu=256)  # tokens with template; longer ones are refused
-    TOTAL_GENERATION_STEPS: TwoOrMore = pair(laptop=28, tpu=768)  # tokens per answer; longer ones are cut off
+    MAX_PROMPT_LENGTH: Count = pair(
+        laptop=28, tpu=256
+    )  # tokens with template; longer ones are refused
+    TOTAL_GENERATION_STEPS: TwoOrMore = pair(
+        laptop=28, tpu=768
+    )  # tokens per answer; longer ones are cut off
 
 
-# Constants we reuse from a run. Its BATCH_SIZE and SEED mean something else, and its REWARD_FUNC could be
-# anyone's code, so we only run a file named on the command line.
+# Constants we reuse from a run. Its BATCH_SIZE and SEED mean something else, and its REWARD_FUNC
+# could be anyone's code, so we only run a file named on the command line.
 ASKING = "SYSTEM_PROMPT", "TEMPLATE", "MAX_PROMPT_LENGTH", "TOTAL_GENERATION_STEPS"
-RUNS_CONSTANTS = ("MODEL", "REWARDS", *ASKING, *(field.name for field in dataclasses.fields(Arrays)))
+RUNS_CONSTANTS = (
+    "MODEL",
+    "REWARDS",
+    *ASKING,
+    *(field.name for field in dataclasses.fields(Arrays)),
+)
 PAGE_SAMPLES = 8  # answers per question on the page; advantages need a group
 
 QUESTIONS = (  # held-out questions in the tiny Llama's 76 words, with their answers
@@ -74,12 +98,14 @@ QUESTIONS = (  # held-out questions in the tiny Llama's 76 words, with their ans
 )
 
 
-# %% Arguments ----------------------------------------------------------------------------------------------
+# %% Arguments -------------------------------------------------------------------------------------
 def read_arguments(arguments: Sequence[str]) -> tuple[Constants, str, Checkpoint | None]:
     """The constants, including the run's; the question or ""; the checkpoint, None for base."""
     names = "|".join(field.name for field in dataclasses.fields(Constants))
-    constant = re.compile(f"--|-h$|[A-Z_]+=|(?i:{names})=")  # a lower-case name is a typo, not a question
-    given = [text for text in arguments if constant.match(text) and text != "MODEL="]  # MODEL= is the default
+    # a lower-case name is a typo, not a question
+    constant = re.compile(f"--|-h$|[A-Z_]+=|(?i:{names})=")
+    # MODEL= is the default
+    given = [text for text in arguments if constant.match(text) and text != "MODEL="]
     words = [text for text in arguments if not constant.match(text)]
     question = " ".join(words).strip()
     if words and not question:
@@ -91,17 +117,26 @@ def read_arguments(arguments: Sequence[str]) -> tuple[Constants, str, Checkpoint
     no_run = c.COMPARE and not checkpoint
     for holds, fault in (
         (question and c.INPUT, f"INPUT={c.INPUT}: there is a question, too; give one of the two"),
-        (c.ANSWER and not question, f"ANSWER={c.ANSWER}: there is no question that it answers; write one"),
+        (
+            c.ANSWER and not question,
+            f"ANSWER={c.ANSWER}: there is no question that it answers; write one",
+        ),
         (no_number, f"ANSWER={c.ANSWER}: a question here is graded by its number; give one"),
-        (alike, f"SAMPLES={c.SAMPLES}, PAGE={c.PAGE}: greedy answers are all alike; leave SAMPLING out"),
+        (
+            alike,
+            f"SAMPLES={c.SAMPLES}, PAGE={c.PAGE}: greedy answers are all alike; leave SAMPLING out",
+        ),
         (no_run, "COMPARE=True: no run to compare with; give CHECKPOINT= a run's folder"),
     ):
         if holds:
             raise UserError(fault)
     trained_with = checkpoint.constants if checkpoint else {"MODEL": "tiny_llama"}
-    c = settings.read(Constants, given, {k: v for k, v in trained_with.items() if k in RUNS_CONSTANTS})
+    c = settings.read(
+        Constants, given, {k: v for k, v in trained_with.items() if k in RUNS_CONSTANTS}
+    )
     if trained_with.get("REWARD_FUNC") and not c.REWARD_FUNC:
-        ours = *run_grader.COURSE_REWARDS, *run_grader.THINK_REWARDS  # not `compute_score`: the file has one
+        # not `compute_score`: the file has one
+        ours = *run_grader.COURSE_REWARDS, *run_grader.THINK_REWARDS
         kept = [name for name in settings.names_in(c.REWARDS) if name in ours]
         c = dataclasses.replace(c, REWARDS=",".join(kept))
     if c.PAGE and c.SAMPLES == 1:
@@ -118,7 +153,9 @@ def find_checkpoint(c: Constants) -> Checkpoint | None:
     checkpoint = run_files.checkpoint_at(newest or Path(c.CHECKPOINT), "CHECKPOINT")
     if checkpoint is None:
         why = "not in a run of the main script (no constants.json there)"
-        raise UserError(f"CHECKPOINT={c.CHECKPOINT}: {why}; give its RUN_DIR, RUN_DIR/number, or base")
+        raise UserError(
+            f"CHECKPOINT={c.CHECKPOINT}: {why}; give its RUN_DIR, RUN_DIR/number, or base"
+        )
     if world := checkpoint.constants.get("ENVIRONMENT"):
         fault = f"was trained by turns with ENVIRONMENT={world}, and nobody answers its model here"
         place = "its evaluations are in evaluations.jsonl and after.json"
@@ -130,7 +167,9 @@ def read_rows(c: Constants, question: str) -> list[dict[str, Any]]:
     """INPUT's questions, `question`, or the built-in ones: rows as from `questions.read_questions`."""
     if c.INPUT:
         fault = None if c.REWARD_FUNC else task_rewards.ground_truth_fault
-        return questions.read_questions(c.INPUT, "test", constant="INPUT", fault=fault, optional=True)[0]
+        return questions.read_questions(
+            c.INPUT, "test", constant="INPUT", fault=fault, optional=True
+        )[0]
     asked = [(question, c.ANSWER or None)] if question else QUESTIONS
     given = [{"question": text} | ({"answer": gold} if gold else {}) for text, gold in asked]
     more = {"answer": None, "data_source": None, "extra_info": ""}
@@ -151,7 +190,7 @@ def read_all(arguments: Sequence[str]):
     return c, question, checkpoint, rows, path
 
 
-# %% Imports ------------------------------------------------------------------------------------------------
+# %% Imports ---------------------------------------------------------------------------------------
 if __name__ == "__main__":  # refuses bad input now, before seconds of imports
     settings.exit_early_on_error(read_all)
 
@@ -163,7 +202,7 @@ from model.rollout import sampling_config
 from run import asked, process, trained
 
 
-# %% Asking -------------------------------------------------------------------------------------------------
+# %% Asking ----------------------------------------------------------------------------------------
 def make_grader(c: Constants, rows: list[dict[str, Any]]):
     """The run's rewards; they grade the rows that have an answer and a data_source."""
     graded = [row for row in rows if row["answer"] is not None and row["data_source"]]
@@ -171,7 +210,9 @@ def make_grader(c: Constants, rows: list[dict[str, Any]]):
 
 
 def add_prompts(c: Constants, rows, tokenizer, think_tags: bool = False) -> list[dict[str, Any]]:
-    """The rows with `prompts` as in a run; warns of unknown words, UserError if a prompt is too long."""
+    """The rows with `prompts` as in a run; warns of unknown words, UserError if a prompt is too
+    long.
+    """
     numbered = [row | {"source": "", "line": str(i)} for i, row in enumerate(rows, start=1)]
     rows, too_long = prompts.with_prompts(c, numbered, tokenizer, think_tags)
     for _, number, length in too_long:
@@ -183,21 +224,27 @@ def add_prompts(c: Constants, rows, tokenizer, think_tags: bool = False) -> list
     for row in rows:
         encoded = tokenizer(row["question"], add_special_tokens=False, return_offsets_mapping=True)
         tokens = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
-        unknown += [row["question"][slice(*at)] for token, at in tokens if token == tokenizer.unk_token_id]
+        unknown += [
+            row["question"][slice(*at)] for token, at in tokens if token == tokenizer.unk_token_id
+        ]
     if unknown:
-        print(f"note: {c.MODEL} has no token for {' '.join(dict.fromkeys(unknown))!r}, and cannot see it")
+        print(
+            f"note: {c.MODEL} has no token for {' '.join(dict.fromkeys(unknown))!r}, and cannot see it"
+        )
     return rows
 
 
 def ask(c: Constants, rollout, how, rows: list[dict[str, Any]], name: str):
-    """SAMPLES completions of each prompt as Tunix's RolloutOutput; also stores them in the row as `name`."""
+    """SAMPLES completions of each prompt as Tunix's RolloutOutput; also stores them in the row as
+    `name`.
+    """
     output = rollout.generate([row["prompts"] for row in rows for _ in range(c.SAMPLES)], how)
     for i, row in enumerate(rows):
         row[name] = output.text[i * c.SAMPLES : (i + 1) * c.SAMPLES]
     return output
 
 
-# %% Main ---------------------------------------------------------------------------------------------------
+# %% Main ------------------------------------------------------------------------------------------
 def main(arguments: Sequence[str]) -> None:
     """Asks the questions; see the module's docstring."""
     c, question, checkpoint, rows, path = read_all(arguments)

@@ -1,17 +1,19 @@
 """Mesh and axis rules, runnable: shards one matrix, then a Llama, over 8 devices.
 
-Three things decide which device holds a number. The *mesh* gives the devices coordinates, here 4 x 2, named
-('data', 'model'). *Logical axes* name an array's dimensions: a layer's weights are ('embed', 'mlp'), a batch
-of inputs is ('batch', 'embed'). The *rules* map logical axes to mesh axes:
+Three things decide which device holds a number. The *mesh* gives the devices coordinates, here 4 x
+2, named ('data', 'model'). *Logical axes* name an array's dimensions: a layer's weights are
+('embed', 'mlp'), a batch of inputs is ('batch', 'embed'). The *rules* map logical axes to mesh
+axes:
 
     {'batch': 'data', 'mlp': 'model', 'embed': None}      batch in 4 parts, mlp in 2, embed in one
 
-The layer's code never changes, only the rules do. The compiler derives the communication between devices (the
-collectives) from them, and the result stays the same. Run it on 8 virtual CPU devices:
+The layer's code never changes, only the rules do. The compiler derives the communication between
+devices (the collectives) from them, and the result stays the same. Run it on 8 virtual CPU devices:
 
     python 5_GRPO_Maxtext/mesh_and_axis_rules.py        # 31 s of one core of an AMD EPYC, imports included
 
-This doesn't show speed. Virtual devices share one processor; on real ones the collectives cost time.
+This doesn't show speed. Virtual devices share one processor; on real ones the collectives cost
+time.
 """
 
 import functools
@@ -29,7 +31,7 @@ import pydantic
 
 import settings
 
-# %% Constants ----------------------------------------------------------------------------------------------
+# %% Constants -------------------------------------------------------------------------------------
 DEVICES = 8  # virtual devices; every mesh below uses all of them, or one
 Shared = Annotated[int, pydantic.Field(ge=1, multiple_of=DEVICES)]
 
@@ -47,7 +49,9 @@ class Constants:
 
 
 class Strategy(NamedTuple):
-    """A mesh shape ('data', 'model') and the rules: logical axis -> mesh axis, or None for not sharded."""
+    """A mesh shape ('data', 'model') and the rules: logical axis -> mesh axis, or None for not
+    sharded.
+    """
 
     mesh_shape: tuple[int, int]
     rules: dict[str, str | None]
@@ -61,22 +65,35 @@ STRATEGIES = {
     "FSDP": Strategy((8, 1), {"batch": "data", "mlp": None, "embed": "data"}),
     "FSDP + tensor": Strategy((4, 2), {"batch": "data", "mlp": "model", "embed": "data"}),
 }
-# Logical axes of the layer's arrays. An array never uses a mesh axis twice: if 'batch' has taken 'data', the
-# inputs' 'embed' isn't sharded.
-LOGICAL_AXES = {"inputs": ("batch", "embed"), "weights": ("embed", "mlp"), "outputs": ("batch", "mlp")}
+# Logical axes of the layer's arrays. An array never uses a mesh axis twice: if 'batch' has taken
+# 'data', the inputs' 'embed' isn't sharded.
+LOGICAL_AXES = {
+    "inputs": ("batch", "embed"),
+    "weights": ("embed", "mlp"),
+    "outputs": ("batch", "mlp"),
+}
 
 # A Llama has more axes than a layer. Maps each of MaxText's to one of our three:
 LLAMA_AXES = {
-    "embed": "embed", "embed_attn": "embed", "embed_vocab": "embed", "mlp": "mlp", "q_heads": "mlp",
-    "kv_heads": "mlp", "heads": "mlp", "vocab": "mlp", "kv": None, "kv_head_dim": None, "layers": None,
+    "embed": "embed",
+    "embed_attn": "embed",
+    "embed_vocab": "embed",
+    "mlp": "mlp",
+    "q_heads": "mlp",
+    "kv_heads": "mlp",
+    "heads": "mlp",
+    "vocab": "mlp",
+    "kv": None,
+    "kv_head_dim": None,
+    "layers": None,
     "norm": "mlp",
-}  # fmt: skip
+}
 # Bytes per parameter: weights, gradients, Adam's two moments
 BYTES = {"bfloat16": (2, 2, 4), "float32": (4, 4, 8)}
 LLAMA_ROWS, LLAMA_TOKENS = 8, 24  # the batch on which the tiny Llama is compared
 
 
-# %% Imports ------------------------------------------------------------------------------------------------
+# %% Imports ---------------------------------------------------------------------------------------
 if __name__ == "__main__":  # refuses a wrong constant now, before seconds of imports
     settings.refuse_early(Constants)
 
@@ -91,11 +108,13 @@ from run import memory, report, run_folder
 from run.machine import CHIPS
 
 
-# %% The mesh, the layer, the rules -------------------------------------------------------------------------
+# %% The mesh, the layer, the rules ----------------------------------------------------------------
 def make_mesh(strategy: Strategy) -> Mesh:
     """The machine's first devices as a grid; Auto lets the compiler choose unspecified shardings."""
     devices = jax.devices()[: math.prod(strategy.mesh_shape)]
-    return jax.make_mesh(strategy.mesh_shape, ("data", "model"), (AxisType.Auto,) * 2, devices=devices)
+    return jax.make_mesh(
+        strategy.mesh_shape, ("data", "model"), (AxisType.Auto,) * 2, devices=devices
+    )
 
 
 def spec_of(logical_axes: tuple[str | None, ...], rules: dict[str, str | None]) -> PartitionSpec:
@@ -113,8 +132,8 @@ def make_layer(c: Constants, strategy: Strategy, mesh: Mesh) -> nnx.Linear:
 
 
 def train_step(layer: nnx.Linear, inputs: jax.Array, targets: jax.Array, learning_rate: float):
-    """One step of SGD on the mean squared error: the loss [], the new weights [embed, mlp], and the inputs'
-    gradient [batch, embed], which a layer below would need.
+    """One step of SGD on the mean squared error: the loss [], the new weights [embed, mlp], and the
+    inputs' gradient [batch, embed], which a layer below would need.
     """
 
     def loss_fn(layer, inputs):
@@ -124,7 +143,7 @@ def train_step(layer: nnx.Linear, inputs: jax.Array, targets: jax.Array, learnin
     return loss, layer.kernel.get_value() - learning_rate * grads["kernel"].get_value(), input_grads
 
 
-# %% The compiler's collectives -----------------------------------------------------------------------------
+# %% The compiler's collectives --------------------------------------------------------------------
 COLLECTIVE = re.compile(
     r"= (?P<shapes>\(.*?\)|\S+) (?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)"
     r"(?:-start)?\((?P<rest>.*)"
@@ -132,7 +151,9 @@ COLLECTIVE = re.compile(
 
 
 def collectives(program: str, mesh: Mesh) -> list[tuple[str, str, int]]:
-    """Kind, mesh axis and bytes per device of each collective in a compiled program's text (XLA's HLO)."""
+    """Kind, mesh axis and bytes per device of each collective in a compiled program's text (XLA's
+    HLO).
+    """
     rows = []
     for match in COLLECTIVE.finditer(program):
         shapes = re.findall(r"f32\[([\d,]*)\]", match["shapes"])
@@ -144,23 +165,32 @@ def collectives(program: str, mesh: Mesh) -> list[tuple[str, str, int]]:
 def axis_of(line: str, mesh: Mesh) -> str:
     """The mesh axis along which a collective communicates, inferred from the size of its groups.
 
-    XLA has two notations for its groups of devices: mesh['a'=4,'b'=2] {'a'}, and [2,4]<=[8], two groups of 4.
+    XLA has two notations for its groups of devices: mesh['a'=4,'b'=2] {'a'}, and [2,4]<=[8], two
+    groups of 4.
     """
     if match := re.search(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}", line):
-        size = math.prod(int(n) for name, n in re.findall(r"('\w+')=(\d+)", match[1]) if name in match[2])
+        size = math.prod(
+            int(n) for name, n in re.findall(r"('\w+')=(\d+)", match[1]) if name in match[2]
+        )
     else:
         size = int(re.search(r"replica_groups=\[\d+,(\d+)\]<=", line)[1])
-    return {mesh.size: "data and model", mesh.shape["model"]: "model", mesh.shape["data"]: "data"}[size]
+    return {mesh.size: "data and model", mesh.shape["model"]: "model", mesh.shape["data"]: "data"}[
+        size
+    ]
 
 
-# %% One layer under every strategy -------------------------------------------------------------------------
+# %% One layer under every strategy ----------------------------------------------------------------
 def run_strategy(c: Constants, strategy: Strategy) -> dict[str, Any]:
-    """The layer's forward pass and one training step: `arrays` (inputs, weights, outputs, sharded), `results`
-    (NumPy: outputs, loss, weights after the step, input gradient), and the collectives of both programs.
+    """The layer's forward pass and one training step: `arrays` (inputs, weights, outputs, sharded),
+    `results` (NumPy: outputs, loss, weights after the step, input gradient), and the collectives of
+    both programs.
     """
     mesh = make_mesh(strategy)
     layer = make_layer(c, strategy, mesh)
-    placed = {name: NamedSharding(mesh, spec_of(axes, strategy.rules)) for name, axes in LOGICAL_AXES.items()}
+    placed = {
+        name: NamedSharding(mesh, spec_of(axes, strategy.rules))
+        for name, axes in LOGICAL_AXES.items()
+    }
     rng = np.random.default_rng(c.SEED)
     inputs = rng.standard_normal((c.BATCH_SIZE, c.EMBED)).astype(np.float32)
     targets = rng.standard_normal((c.BATCH_SIZE, c.MLP)).astype(np.float32)
@@ -187,17 +217,21 @@ def largest_difference(results: dict[str, np.ndarray], expected: dict[str, np.nd
     return f"{max(np.abs(results[k] - x).max() / np.abs(x).max() for k, x in expected.items()):.1e}"
 
 
-# %% The memory ledger of Llama 3.1 8B ----------------------------------------------------------------------
+# %% The memory ledger of Llama 3.1 8B -------------------------------------------------------------
 def llama_8b_axes() -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
     """`axes_in` for Llama 3.1 8B, without allocating anything."""
     hf, sizes = memory.published_config(), dict(rows=DEVICES, prompt_tokens=1, new_tokens=1)
-    return axes_in(llama.abstract_model(hf, llama.to_maxtext_config(hf, scan_layers=True, **sizes))[0])
+    return axes_in(
+        llama.abstract_model(hf, llama.to_maxtext_config(hf, scan_layers=True, **sizes))[0]
+    )
 
 
 def axes_in(model: nnx.Module) -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
     """Shape and logical axes of each array of a MaxText model, by path."""
     state = nnx.to_flat_state(nnx.state(model, nnx.Param))
-    return {"/".join(map(str, path)): (x.shape, x.get_metadata()["out_sharding"]) for path, x in state}
+    return {
+        "/".join(map(str, path)): (x.shape, x.get_metadata()["out_sharding"]) for path, x in state
+    }
 
 
 def shard_shape(shape, logical_axes, strategy: Strategy, words=LLAMA_AXES) -> tuple[int, ...]:
@@ -208,28 +242,37 @@ def shard_shape(shape, logical_axes, strategy: Strategy, words=LLAMA_AXES) -> tu
 
 def ledger(axes: dict, strategy: Strategy, words=LLAMA_AXES) -> int:
     """Number of parameters per device."""
-    return sum(math.prod(shard_shape(shape, names, strategy, words)) for shape, names in axes.values())
+    return sum(
+        math.prod(shard_shape(shape, names, strategy, words)) for shape, names in axes.values()
+    )
 
 
-# %% The same rules on a Llama ------------------------------------------------------------------------------
+# %% The same rules on a Llama ---------------------------------------------------------------------
 def run_llama(c: Constants, strategy: Strategy) -> dict[str, Any]:
-    """MaxText's Llama (the tiny one) on the strategy's mesh: shape and logical axes of each array, the shape
-    of a device's shard, the logits [8, 24, V], and how many collectives of each kind.
+    """MaxText's Llama (the tiny one) on the strategy's mesh: shape and logical axes of each array,
+    the shape of a device's shard, the logits [8, 24, V], and how many collectives of each kind.
 
-    MaxText has a mesh axis for each way to shard. Our "data" is its 'data' if only the batch is sharded, and
-    its 'fsdp' if the weights are, too; our "model" is its 'tensor'.
+    MaxText has a mesh axis for each way to shard. Our "data" is its 'data' if only the batch is
+    sharded, and its 'fsdp' if the weights are, too; our "model" is its 'tensor'.
     """
     parts, tensor = strategy.mesh_shape
     fsdp = parts if strategy.rules["embed"] else 1
     folder, hf = llama.fetch_model("tiny_llama")
     config = llama.to_maxtext_config(
-        hf, rows=LLAMA_ROWS, prompt_tokens=LLAMA_TOKENS - 1, new_tokens=1,
-        ici_data_parallelism=parts // fsdp, ici_fsdp_parallelism=fsdp, ici_tensor_parallelism=tensor,
-    )  # fmt: skip
+        hf,
+        rows=LLAMA_ROWS,
+        prompt_tokens=LLAMA_TOKENS - 1,
+        new_tokens=1,
+        ici_data_parallelism=parts // fsdp,
+        ici_fsdp_parallelism=fsdp,
+        ici_tensor_parallelism=tensor,
+    )
     devices = jax.devices()[: parts * tensor]
     adapter, mesh = llama.load_llama(folder, hf, config, pad_id=0, devices=devices)
     state = nnx.to_flat_state(nnx.state(adapter.base, nnx.Param))
-    tokens = jax.random.randint(jax.random.key(c.SEED), (LLAMA_ROWS, LLAMA_TOKENS), 5, hf.vocab_size)
+    tokens = jax.random.randint(
+        jax.random.key(c.SEED), (LLAMA_ROWS, LLAMA_TOKENS), 5, hf.vocab_size
+    )
     positions = jnp.broadcast_to(jnp.arange(LLAMA_TOKENS), tokens.shape)
     with jax.set_mesh(mesh), linen.logical_axis_rules(config.logical_axis_rules):
         forward = jax.jit(lambda adapter, *x: adapter(*x, None, None)[0])
@@ -238,13 +281,15 @@ def run_llama(c: Constants, strategy: Strategy) -> dict[str, Any]:
     kinds = Counter(match["kind"] for match in COLLECTIVE.finditer(program.as_text()))
     return {
         "axes": axes_in(adapter.base),
-        "shards": {"/".join(map(str, p)): v.get_value().sharding.shard_shape(v.shape) for p, v in state},
+        "shards": {
+            "/".join(map(str, p)): v.get_value().sharding.shard_shape(v.shape) for p, v in state
+        },
         "logits": np.asarray(logits),
         "forward": dict(sorted(kinds.items())),
     }
 
 
-# %% Output -------------------------------------------------------------------------------------------------
+# %% Output ----------------------------------------------------------------------------------------
 def show_grid(grid: np.ndarray) -> None:
     """Prints the devices' numbers at their coordinates in the mesh."""
     print(" " * 8 + "".join(f"{f'model {j}':>9}" for j in range(grid.shape[1])))
@@ -268,7 +313,8 @@ def strategy_table(results: dict[str, dict[str, Any]]) -> str:
     for name, result in results.items():
         strategy, weights = STRATEGIES[name], result["arrays"]["weights"]
         sent = (
-            "; ".join(f"{kind} along {axis}, {size:,} bytes" for kind, axis, size in result[part]) or "silent"
+            "; ".join(f"{kind} along {axis}, {size:,} bytes" for kind, axis, size in result[part])
+            or "silent"
             for part in ("forward", "step")
         )
         shapes = strategy.mesh_shape, weights.sharding.shard_shape(weights.shape)
@@ -282,7 +328,9 @@ def strategy_table(results: dict[str, dict[str, Any]]) -> str:
 def ledger_table(axes: dict) -> str:
     """Training memory per device, in GB (1e9 bytes); Markdown."""
     held = {name: ledger(axes, strategy) for name, strategy in STRATEGIES.items()}
-    held["both, three rules only"] = ledger(axes, STRATEGIES["both"], {"embed": "embed", "mlp": "mlp"})
+    held["both, three rules only"] = ledger(
+        axes, STRATEGIES["both"], {"embed": "embed", "mlp": "mlp"}
+    )
     rows = []
     for name, parameters in held.items():
         cells = [name, f"{parameters:,}"]
@@ -307,9 +355,11 @@ def llama_table(results: dict[str, dict[str, Any]]) -> str:
     return report.table(("", "weights on a device", "forward pass", "difference"), *rows)
 
 
-# %% Main ---------------------------------------------------------------------------------------------------
+# %% Main ------------------------------------------------------------------------------------------
 def main(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Shows it all, see the module's docstring; returns what it made with the layer and with the Llama."""
+    """Shows it all, see the module's docstring; returns what it made with the layer and with the
+    Llama.
+    """
     c = settings.read(Constants, arguments)
     versions.prepare_libraries()
     jax.config.update("jax_platforms", "cpu")  # whatever else this machine has
@@ -325,16 +375,24 @@ def main(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     print(f"\n2. One layer, outputs = inputs @ weights, under the rules {both.rules}")
     show_layer(results["both"])
     tables = {"strategies": strategy_table(results)}
-    print("\n3. The same layer under other rules. Difference: to one device, relative, of outputs, loss, "
-          f"updated weights and gradients\n\n{tables['strategies']}")  # fmt: skip
+    print(
+        "\n3. The same layer under other rules. Difference: to one device, relative, of outputs, loss, "
+        f"updated weights and gradients\n\n{tables['strategies']}"
+    )
     tables["ledger"] = ledger_table(llama_8b_axes())
-    print(f"\n4. The memory ledger of Llama 3.1 8B, per device (no activations yet)\n\n{tables['ledger']}")
+    print(
+        f"\n4. The memory ledger of Llama 3.1 8B, per device (no activations yet)\n\n{tables['ledger']}"
+    )
     llamas = {name: run_llama(c, STRATEGIES[name]) for name in ("one device", "both", "FSDP")}
     tables["llama"] = llama_table(llamas)
-    print(f"\n5. The same rules on the tiny MaxText Llama, {LLAMA_ROWS} x {LLAMA_TOKENS} tokens\n\n"
-          f"{tables['llama']}")  # fmt: skip
+    print(
+        f"\n5. The same rules on the tiny MaxText Llama, {LLAMA_ROWS} x {LLAMA_TOKENS} tokens\n\n"
+        f"{tables['llama']}"
+    )
     seconds = time.perf_counter() - started
-    (run_dir / "result.json").write_text(json.dumps(tables | {"seconds": round(seconds, 1)}, indent=1) + "\n")
+    (run_dir / "result.json").write_text(
+        json.dumps(tables | {"seconds": round(seconds, 1)}, indent=1) + "\n"
+    )
     print(f"\ntables: {run_dir}/result.json, total {seconds:.0f} s after imports")
     return results, llamas
 

@@ -1,7 +1,7 @@
 """The rewards of the GRPO run: four functions that score a completion.
 
-GRPO needs no reward model. A program grades each of the G answers to a question, and GRPO compares the
-answers of a group with each other. The prompt asks for
+GRPO needs no reward model. A program grades each of the G answers to a question, and GRPO compares
+the answers of a group with each other. The prompt asks for
 
     <reasoning>16 - 3 - 4 = 9 eggs, 9 * 2 = 18</reasoning><answer>18</answer>
 
@@ -16,13 +16,14 @@ answers of a group with each other. The prompt asks for
 |                              | no <answer>...</answer> pair                | 0            |
 | `check_numbers`              | the right number, however it's written      | 1.5, else 0  |
 
-A perfect completion earns 3.0 + 4 * 0.5 + 3.0 + 1.5 = 9.5 points. The points are those of Tunix's GSM8K demo,
-plus the row for whitespace. task/grading.py reads and compares the numbers.
+A perfect completion earns 3.0 + 4 * 0.5 + 3.0 + 1.5 = 9.5 points. The points are those of Tunix's
+GSM8K demo, plus the row for whitespace. task/grading.py reads and compares the numbers.
 
-To use your own reward, put a function like the one below in a file and run with REWARD_FUNC=my_reward.py
-REWARDS=check_answer,short_is_good (examples/my_reward.py shows more). Tunix passes everything by keyword:
-`prompts`, `completions` and every other column of the data (`question`, `answer`, `data_source`,
-`extra_info` ...), all lists of the same length. Return one finite float per completion.
+To use your own reward, put a function like the one below in a file and run with
+REWARD_FUNC=my_reward.py REWARDS=check_answer,short_is_good (examples/my_reward.py shows more).
+Tunix passes everything by keyword: `prompts`, `completions` and every other column of the data
+(`question`, `answer`, `data_source`, `extra_info` ...), all lists of the same length. Return one
+finite float per completion.
 
     def short_is_good(prompts, completions, **kwargs):
         return [0.5 if len(completion) < 500 else 0.0 for completion in completions]
@@ -38,8 +39,9 @@ POINTS_CLOSE = (("0.1", 0.5), ("0.2", 0.25))  # (largest relative error, points)
 POINTS_WRONG = -1.0
 POINTS_NUMBER = 1.5
 
-# Each reward takes `prompts`, `completions` and `answer` (lists or arrays of str) by keyword. It raises
-# ValueError if there aren't as many answers as completions; a plain zip would silently drop the last ones.
+# Each reward takes `prompts`, `completions` and `answer` (lists or arrays of str) by keyword. It
+# raises ValueError if there aren't as many answers as completions; a plain zip would silently drop
+# the last ones.
 
 
 def match_format_exactly(prompts, completions, **kwargs) -> list[float]:
@@ -49,7 +51,10 @@ def match_format_exactly(prompts, completions, **kwargs) -> list[float]:
 
 def match_format_approximately(prompts, completions, **kwargs) -> list[float]:
     """Partial credit: per tag, POINTS_TAG if it occurs exactly once, else minus POINTS_TAG."""
-    return [sum(POINTS_TAG if text.count(tag) == 1 else -POINTS_TAG for tag in TAGS) for text in completions]
+    return [
+        sum(POINTS_TAG if text.count(tag) == 1 else -POINTS_TAG for tag in TAGS)
+        for text in completions
+    ]
 
 
 def check_answer(prompts, completions, answer, **kwargs) -> list[float]:
@@ -57,7 +62,8 @@ def check_answer(prompts, completions, answer, **kwargs) -> list[float]:
 
     def points(completion: str, gold: str) -> float:
         text = extract_answer(completion)
-        if text is None:  # more than a wrong answer gets, but the missing pair costs 5.0 format points
+        # more than a wrong answer gets, but the missing pair costs 5.0 format points
+        if text is None:
             return 0.0
         if grade(completion, gold):
             only_whitespace = text != gold and text.strip() == gold.strip()

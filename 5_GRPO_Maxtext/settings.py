@@ -1,12 +1,13 @@
-"""Constants of a script: a frozen dataclass on top of the file, `NAME=value` on the command line, `--help`.
+"""Constants of a script: a frozen dataclass on top of the file, `NAME=value` on the command line,
+`--help`.
 
     @dataclass(frozen=True, kw_only=True)
     class Constants(Variants):  # inherits a block of constants from another file
         SEED: int = 0  # orders the questions and samples the answers
         BATCH_SIZE: Count = pair(laptop=16, tpu=2)  # questions per step
 
-pydantic parses the values and checks them against each constant's annotated type and range. Nothing here
-imports jax, so a mistyped name fails at once.
+pydantic parses the values and checks them against each constant's annotated type and range. Nothing
+here imports jax, so a mistyped name fails at once.
 """
 
 import contextlib
@@ -30,10 +31,12 @@ import pydantic
 from run import machine as machines
 from run.plain_text import escape_controls
 
-# One thread is fastest for matrix products this small, and bitwise reproducible. TPUs ignore this flag.
+# One thread is fastest for matrix products this small, and bitwise reproducible. TPUs ignore this
+# flag.
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # "PyTorch was not found": we don't need it
+# "PyTorch was not found": we don't need it
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 HERE = Path(__file__).resolve().parent  # folder 5
 NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENOSPC}
@@ -47,7 +50,8 @@ Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, pydantic.Field(gt=0, le=1)]
 BelowOne = Annotated[float, pydantic.Field(ge=0, lt=1)]
-Seed = Annotated[int, pydantic.Field(ge=0, le=4_000_000_000)]  # NumPy's end at 2^32, and REFILL_SEED is added
+# NumPy's end at 2^32, and REFILL_SEED is added
+Seed = Annotated[int, pydantic.Field(ge=0, le=4_000_000_000)]
 
 
 class UserError(Exception):
@@ -58,7 +62,7 @@ class Stopped(KeyboardInterrupt):
     """Ctrl-C during a run; its argument is the RUN_DIR to continue from."""
 
 
-# %% Columns ------------------------------------------------------------------------------------------------
+# %% Columns ---------------------------------------------------------------------------------------
 def pair(*, laptop: Any, tpu: Any) -> Any:
     """A default with two columns; `read` picks one by the size of MODEL."""
     return dataclasses.field(metadata={"laptop": laptop, "tpu": tpu})
@@ -83,7 +87,9 @@ def config_path(model: str) -> Path | None:
 
     name, _, revision = model.partition("@")
     with contextlib.suppress(ValueError):  # a path rather than a name
-        cached = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision or None)
+        cached = huggingface_hub.try_to_load_from_cache(
+            name, "config.json", revision=revision or None
+        )
         return Path(cached) if isinstance(cached, str) else None
 
 
@@ -92,22 +98,26 @@ def is_small(model: str) -> bool:
     try:
         return int(json.loads(config_path(model).read_text())["hidden_size"]) < SMALL_HIDDEN_SIZE
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False  # missing or unreadable: `start.open_run` gets it, and reads the constants again
+        # missing or unreadable: `start.open_run` gets it, and reads the constants again
+        return False
 
 
 def defaults(kind: type, column: str) -> dict[str, Any]:
     """Every default of a dataclass of constants by name, from the column "laptop" or "tpu"."""
-    return {field.name: field.metadata.get(column, field.default) for field in dataclasses.fields(kind)}
+    return {
+        field.name: field.metadata.get(column, field.default) for field in dataclasses.fields(kind)
+    }
 
 
-# %% Reading ------------------------------------------------------------------------------------------------
+# %% Reading ---------------------------------------------------------------------------------------
 def read[Constants](
     kind: type[Constants],
     arguments: Sequence[str],
     saved: Mapping[str, Any] | None = None,
     machine: machines.Machine = machines.TPU,
 ) -> Constants:
-    """The constants of a run, by the `arguments`, then `saved`, then the defaults of MODEL's column.
+    """The constants of a run, by the `arguments`, then `saved`, then the defaults of MODEL's
+    column.
 
     A large model's defaults are for `machine`, unless MACHINE names another. `--help` exits.
     """
@@ -119,7 +129,10 @@ def read[Constants](
     for argument in arguments:
         name, equals, text = argument.partition("=")
         if name not in values or not equals:
-            near = ", ".join(difflib.get_close_matches(name.upper(), values, n=3, cutoff=0.5)) or "none"
+            near = (
+                ", ".join(difflib.get_close_matches(name.upper(), values, n=3, cutoff=0.5))
+                or "none"
+            )
             remedy = f"no such constant; write NAME=value, nearest names: {near} (--help lists all)"
             raise UserError(f"{argument!r}: {remedy}")
         texts[name] = text
@@ -127,13 +140,17 @@ def read[Constants](
     if not is_small(given.get("MODEL") or values.get("MODEL", "")):
         machine = machines.parse_machine(given.get("MACHINE", "")) or machine
         changed = machines.machine_defaults(machine, given).items()
-        values = defaults(kind, "tpu") | {name: value for name, (value, _) in changed if name in values}
+        values = defaults(kind, "tpu") | {
+            name: value for name, (value, _) in changed if name in values
+        }
     values |= given
     try:
         return pydantic.TypeAdapter(kind).validate_python(values)
     except pydantic.ValidationError as error:
         [name, *_], message = error.errors()[0]["loc"], error.errors()[0]["msg"]
-        raise UserError(f"{name}={values[name]}: {message.replace('Input should', 'must')}") from None
+        raise UserError(
+            f"{name}={values[name]}: {message.replace('Input should', 'must')}"
+        ) from None
 
 
 def help_text(kind: type) -> str:
@@ -145,12 +162,13 @@ def help_text(kind: type) -> str:
     return "\n\n".join(texts)
 
 
-# %% For every script ----------------------------------------------------------------------------------------
+# %% For every script ------------------------------------------------------------------------------
 def reachable(url: str) -> bool:
     """Whether a server answers."""
     import huggingface_hub
 
-    with contextlib.suppress(Exception):  # of httpx, of the sockets, or because HF_HUB_OFFLINE is set
+    # of httpx, of the sockets, or because HF_HUB_OFFLINE is set
+    with contextlib.suppress(Exception):
         huggingface_hub.get_session().head(url, timeout=5)  # other calls of it retry for minutes
         return True
     return False
@@ -177,7 +195,8 @@ def exit_on_error(main: Callable[[list[str]], Any]) -> None:
     In a notebook, sys.argv holds the kernel's arguments, so the constants keep their defaults.
     """
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal in Latin-1 has no arrow: it gets \\u2192
+        # a terminal in Latin-1 has no arrow: it gets \\u2192
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
         return main([] if "ipykernel" in sys.argv[0] else sys.argv[1:])
@@ -187,7 +206,9 @@ def exit_on_error(main: Callable[[list[str]], Any]) -> None:
         code, message = 130, "\nstopped"
         if isinstance(stop, Stopped):
             kept = [argument for argument in sys.argv[1:] if not argument.startswith("RUN_DIR=")]
-            message += f". To go on: {shlex.join(['python', sys.argv[0], *kept, f'RUN_DIR={stop}'])}"
+            message += (
+                f". To go on: {shlex.join(['python', sys.argv[0], *kept, f'RUN_DIR={stop}'])}"
+            )
     except BrokenPipeError:  # `--help | head` closes our end before everything is written
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -201,7 +222,9 @@ def exit_on_error(main: Callable[[list[str]], Any]) -> None:
 
 
 def exit_early_on_error(refuse: Callable[[list[str]], Any]) -> None:
-    """`exit_on_error` before a script's heavy imports; skipped in a notebook: sys.argv is the kernel's."""
+    """`exit_on_error` before a script's heavy imports; skipped in a notebook: sys.argv is the
+    kernel's.
+    """
     gc.disable()  # until `run`: collecting during the imports costs half a second
     if "ipykernel" not in sys.argv[0]:
         exit_on_error(refuse)
@@ -210,7 +233,8 @@ def exit_early_on_error(refuse: Callable[[list[str]], Any]) -> None:
 def refuse_early(kind: type, check: Callable[[Any], None] = lambda c: None) -> None:
     """Answers `--help` and a wrong constant before a script's heavy imports.
 
-    `check`, such as `checks.refuse`, is skipped for a large model, whose defaults depend on the machine.
+    `check`, such as `checks.refuse`, is skipped for a large model, whose defaults depend on the
+    machine.
     """
 
     def refuse(arguments: list[str]) -> None:

@@ -1,11 +1,12 @@
-"""Folder 5's runs, evaluated by EleutherAI's lm-evaluation-harness: question by question against our figures.
+"""Folder 5's runs, evaluated by EleutherAI's lm-evaluation-harness: question by question against
+our figures.
 
     python benchmarks/against_lm_eval.py RUNS=runs/seed_0,runs/smollm2_seed_0
 
-RUNS are finished runs of the main script whose questions have a task in 5_GRPO_Maxtext/lm_eval/. "Before" is
-their MODEL, "after" the last checkpoint. Both were asked greedily by the run itself with its own DTYPE. Here
-`make lm-eval` asks them (torch, float32), and so does inference.py in float32. What lies in runs/lm_eval
-already is not made again.
+RUNS are finished runs of the main script whose questions have a task in 5_GRPO_Maxtext/lm_eval/.
+"Before" is their MODEL, "after" the last checkpoint. Both were asked greedily by the run itself
+with its own DTYPE. Here `make lm-eval` asks them (torch, float32), and so does inference.py in
+float32. What lies in runs/lm_eval already is not made again.
 """
 
 import json
@@ -40,7 +41,9 @@ def python(script: str, *arguments: str) -> None:
 
 
 def ask_lm_eval(folder: Path, command: Sequence[str]) -> pd.DataFrame:
-    """Its answers, a line for each question: the text, and whether it counts it as right by each filter."""
+    """Its answers, a line for each question: the text, and whether it counts it as right by each
+    filter.
+    """
     found = "lm_eval/*/samples_*.jsonl"
     if not list((ROOT / folder).glob(found)):
         subprocess.run(command, cwd=ROOT, check=True)
@@ -48,7 +51,9 @@ def ask_lm_eval(folder: Path, command: Sequence[str]) -> pd.DataFrame:
     samples = pd.DataFrame(map(json.loads, path.read_text().splitlines()))
     samples["right"] = samples.exact_match == 1
     answers = samples.pivot(index="doc_id", columns="filter", values="right")
-    return answers.assign(text=samples.groupby("doc_id").resps.first().map(lambda resps: resps[0][0]))
+    return answers.assign(
+        text=samples.groupby("doc_id").resps.first().map(lambda resps: resps[0][0])
+    )
 
 
 def ask_in_float32(constants: dict[str, Any], folder: Path) -> pd.DataFrame:
@@ -57,15 +62,24 @@ def ask_in_float32(constants: dict[str, Any], folder: Path) -> pd.DataFrame:
     if not path.exists():
         same = ("MAX_PROMPT_LENGTH", "TOTAL_GENERATION_STEPS", "TEMPLATE", "REWARDS", "REWARD_FUNC")
         questions = settings.find_path(constants["DATASET"]) / "test.jsonl"
-        python("inference.py", "CHECKPOINT=base", f"MODEL={folder}", f"INPUT={questions}", f"OUTPUT={path}",
-               "DTYPE=float32", *(f"{name}={constants[name]}" for name in same))  # fmt: skip
+        python(
+            "inference.py",
+            "CHECKPOINT=base",
+            f"MODEL={folder}",
+            f"INPUT={questions}",
+            f"OUTPUT={path}",
+            "DTYPE=float32",
+            *(f"{name}={constants[name]}" for name in same),
+        )
     names = {"completion": "text", "correct": "strict-match", "correct_lenient": "flexible-extract"}
     return pd.DataFrame(map(json.loads, path.read_text().splitlines())).rename(columns=names)
 
 
 def compare(run: Path) -> Iterator[dict[str, Any]]:
     """One line for each of before and after, and each metric."""
-    constants, result = (json.loads((run / f"{name}.json").read_text()) for name in ("constants", "result"))
+    constants, result = (
+        json.loads((run / f"{name}.json").read_text()) for name in ("constants", "result")
+    )
     task = Path(constants["DATASET"]).name
     for when in ("before", "after"):
         folder = OUT / f"{task}_{when}"
@@ -76,22 +90,33 @@ def compare(run: Path) -> Iterator[dict[str, Any]]:
         command = ["make", "lm-eval", f"MODEL={folder}", f"TASK={task}"]
         theirs, float32 = ask_lm_eval(folder, command), ask_in_float32(constants, folder)
         said = json.loads((run / f"{when}.json").read_text())
-        ours = pd.DataFrame({"text": said["greedy_completions"], "strict-match": said["greedy_correct"]})
+        ours = pd.DataFrame(
+            {"text": said["greedy_completions"], "strict-match": said["greedy_correct"]}
+        )
         pairs = zip(ours.text, said["asked"], strict=True)
-        ours["flexible-extract"] = [grading.grade_lenient(text, asked["answer"]) for text, asked in pairs]
+        ours["flexible-extract"] = [
+            grading.grade_lenient(text, asked["answer"]) for text, asked in pairs
+        ]
         for metric, key in METRICS.items():
             differing = np.flatnonzero(theirs[metric] != ours[metric])
             yield {
-                "model": MODELS[task], "when": when, "questions": len(theirs), "metric": metric,
-                "ours": result[when][key], "lm_eval": theirs[metric].mean(),
+                "model": MODELS[task],
+                "when": when,
+                "questions": len(theirs),
+                "metric": metric,
+                "ours": result[when][key],
+                "lm_eval": theirs[metric].mean(),
                 "differing questions": " ".join(map(str, differing)),
                 "differing texts": (ours.text != theirs.text).sum(),
                 "ours in float32": float32[metric].mean(),
                 "differing questions in float32": (float32[metric] != theirs[metric]).sum(),
                 "differing texts in float32": (float32.text != theirs.text).sum(),
-                "seed": constants["SEED"], "commit": commit(), "command": " ".join(command),
-                "machine": processor(), "date": time.strftime("%Y-%m-%d"),
-            }  # fmt: skip
+                "seed": constants["SEED"],
+                "commit": commit(),
+                "command": " ".join(command),
+                "machine": processor(),
+                "date": time.strftime("%Y-%m-%d"),
+            }
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -100,7 +125,9 @@ def main(arguments: Sequence[str]) -> None:
     runs = [Path(name) for name in options.get("RUNS", "").split(",")]
     for run in runs:
         if not (run / "result.json").is_file():
-            raise UserError(f"RUNS={options.get('RUNS', '')}: {run} has no result.json; give finished runs")
+            raise UserError(
+                f"RUNS={options.get('RUNS', '')}: {run} has no result.json; give finished runs"
+            )
     rows = [row for run in runs for row in compare(run.resolve())]
     write_csv(FOLDER / "assets" / "lm_eval.csv", rows)
 

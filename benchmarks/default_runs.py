@@ -1,10 +1,11 @@
-"""How long each script's default run takes, the first time and again: the times on the course's front page.
+"""How long each script's default run takes, the first time and again: the times on the course's
+front page.
 
     python benchmarks/default_runs.py       # about six minutes; nothing else should run
 
-Every script twice, each a process of its own, timed whole: imports, compiling, evaluation, pictures. The
-first run finds an empty cache of compiled programs, the second one what the first has left. Writes
-benchmarks/default_runs.csv.
+Every script twice, each a process of its own, timed whole: imports, compiling, evaluation,
+pictures. The first run finds an empty cache of compiled programs, the second one what the first has
+left. Writes benchmarks/default_runs.csv.
 """
 
 import json
@@ -32,7 +33,9 @@ SCRIPTS = [
 
 
 def main() -> None:
-    """Measures all of them and writes the table. Compiling is nan where result.json does not count it."""
+    """Measures all of them and writes the table. Compiling is nan where result.json does not count
+    it.
+    """
     rows = []
     for script in SCRIPTS:
         with tempfile.TemporaryDirectory() as folder:
@@ -40,14 +43,22 @@ def main() -> None:
             for run in ("first", "second"):
                 words = [sys.executable, *script.split(), f"RUN_DIR={folder}/{run}"]
                 started = time.perf_counter()
-                subprocess.run(words, cwd=HERE.parent, env=env, stdout=subprocess.DEVNULL, check=True)
+                subprocess.run(
+                    words, cwd=HERE.parent, env=env, stdout=subprocess.DEVNULL, check=True
+                )
                 seconds = time.perf_counter() - started
                 result = json.loads(Path(folder, run, "result.json").read_text())
-                rows.append({
-                    "script": script, "run": run, "seconds": round(seconds, 1),
-                    "compile_seconds": round(result.get("compile_seconds", math.nan), 1),
-                    "machine": processor(), "commit": commit(), "date": time.strftime("%Y-%m-%d"),
-                })  # fmt: skip
+                rows.append(
+                    {
+                        "script": script,
+                        "run": run,
+                        "seconds": round(seconds, 1),
+                        "compile_seconds": round(result.get("compile_seconds", math.nan), 1),
+                        "machine": processor(),
+                        "commit": commit(),
+                        "date": time.strftime("%Y-%m-%d"),
+                    }
+                )
                 print(*rows[-1].values(), sep=", ", flush=True)
     write_csv(HERE / "default_runs.csv", rows)
 

@@ -1,4 +1,5 @@
-"""The golden batch of folder 5 against TRL's and verl's own losses: value and gradient of each method.
+"""The golden batch of folder 5 against TRL's and verl's own losses: value and gradient of each
+method.
 
 The peers live in an environment of their own, in which this script starts itself:
 
@@ -6,11 +7,12 @@ The peers live in an environment of their own, in which this script starts itsel
     /tmp/peers/bin/pip install torch==2.13.0 trl==1.16.0 verl==0.9.1
     python benchmarks/golden_against_peers.py PEER=/tmp/peers/bin/python
 
-TRL's losses are methods of trainers: `_compute_loss` runs as it is, and is handed log-probs where it would
-ask a model. Everything is float64. Writes golden_against_peers.csv beside this script, a row for each method
-and peer: the distance of the value, of the gradient, and of verl's advantages (TRL's are not to be had
-without a trainer). RLOO is not one surrogate: TRL takes PPO's with an answer's ratio, whose value is another
-and whose gradient is REINFORCE's where pi_old = pi. There it is compared, and its value is left out.
+TRL's losses are methods of trainers: `_compute_loss` runs as it is, and is handed log-probs where
+it would ask a model. Everything is float64. Writes golden_against_peers.csv beside this script, a
+row for each method and peer: the distance of the value, of the gradient, and of verl's advantages
+(TRL's are not to be had without a trainer). RLOO is not one surrogate: TRL takes PPO's with an
+answer's ratio, whose value is another and whose gradient is REINFORCE's where pi_old = pi. There it
+is compared, and its value is left out.
 """
 
 import functools
@@ -23,7 +25,9 @@ from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
-if peer := [argument.removeprefix("PEER=") for argument in sys.argv[1:] if argument.startswith("PEER=")]:
+if peer := [
+    argument.removeprefix("PEER=") for argument in sys.argv[1:] if argument.startswith("PEER=")
+]:
     sys.exit(subprocess.call([*peer, __file__]))  # torch is not among this project's requirements
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -52,22 +56,38 @@ def value_and_gradient(loss: Callable) -> tuple[float, np.ndarray]:
     return value.item(), log_prob.grad.numpy()
 
 
-# %% TRL ------------------------------------------------------------------------------------------------
+# %% TRL -------------------------------------------------------------------------------------------
 def trl_self(log_prob: torch.Tensor) -> SimpleNamespace:
     """What `_compute_loss` reads of its trainer: no model, one process, no accumulation, no extras."""
     return SimpleNamespace(
-        _get_per_token_logps_and_entropies=lambda *_, **__: (log_prob, torch.zeros_like(log_prob), None),
-        accelerator=SimpleNamespace(
-            gather=lambda x: x, gather_for_metrics=lambda x: x, reduce=lambda x, reduction: x,
-            num_processes=1, sync_gradients=True,
+        _get_per_token_logps_and_entropies=lambda *_, **__: (
+            log_prob,
+            torch.zeros_like(log_prob),
+            None,
         ),
-        model=SimpleNamespace(training=True), _metrics={"train": defaultdict(list)},
+        accelerator=SimpleNamespace(
+            gather=lambda x: x,
+            gather_for_metrics=lambda x: x,
+            reduce=lambda x, reduction: x,
+            num_processes=1,
+            sync_gradients=True,
+        ),
+        model=SimpleNamespace(training=True),
+        _metrics={"train": defaultdict(list)},
         args=SimpleNamespace(delta=None, use_bias_correction_kl=False, steps_per_generation=1),
-        current_gradient_accumulation_steps=1, max_completion_length=GOLDEN["max_tokens"].item(),
-        top_entropy_quantile=1.0, off_policy_mask_threshold=None, use_vllm=False, aux_loss_enabled=False,
-        _entropy_bonus_enabled=False, use_adaptive_entropy=False, beta=0.0, epsilon_low=EPSILON,
-        epsilon_high=EPSILON, importance_sampling_level="token",
-    )  # fmt: skip
+        current_gradient_accumulation_steps=1,
+        max_completion_length=GOLDEN["max_tokens"].item(),
+        top_entropy_quantile=1.0,
+        off_policy_mask_threshold=None,
+        use_vllm=False,
+        aux_loss_enabled=False,
+        _entropy_bonus_enabled=False,
+        use_adaptive_entropy=False,
+        beta=0.0,
+        epsilon_low=EPSILON,
+        epsilon_high=EPSILON,
+        importance_sampling_level="token",
+    )
 
 
 def trl_loss(trainer: type, method: str, old: torch.Tensor = OLD, **settings) -> Callable:
@@ -76,11 +96,16 @@ def trl_loss(trainer: type, method: str, old: torch.Tensor = OLD, **settings) ->
     def loss(log_prob):
         N = len(log_prob)
         inputs = {
-            "prompt_ids": torch.zeros(N, 1, dtype=int), "prompt_mask": torch.ones(N, 1, dtype=int),
-            "completion_ids": torch.zeros(MASK.shape, dtype=int), "completion_mask": MASK,
-            "advantages": ADVANTAGE[method], "old_per_token_logps": old, "ref_per_token_logps": REF,
-            "num_items_in_batch": MASK.sum(), "old_logps": (log_prob * MASK).sum(1).detach(),
-        }  # fmt: skip
+            "prompt_ids": torch.zeros(N, 1, dtype=int),
+            "prompt_mask": torch.ones(N, 1, dtype=int),
+            "completion_ids": torch.zeros(MASK.shape, dtype=int),
+            "completion_mask": MASK,
+            "advantages": ADVANTAGE[method],
+            "old_per_token_logps": old,
+            "ref_per_token_logps": REF,
+            "num_items_in_batch": MASK.sum(),
+            "old_logps": (log_prob * MASK).sum(1).detach(),
+        }
         this = trl_self(log_prob)
         vars(this).update(settings)
         return trainer._compute_loss(this, this.model, inputs)
@@ -98,13 +123,17 @@ TRL = {
 }
 
 
-# %% verl -----------------------------------------------------------------------------------------------
+# %% verl ------------------------------------------------------------------------------------------
 def verl_loss(method: str, name: str, mean: str, low=EPSILON, high=EPSILON, beta=0.0) -> Callable:
     """One of verl's policy losses, plus its KL term, as a function of log_prob."""
     config = ActorConfig(
-        strategy="fsdp", rollout_n=4, ppo_micro_batch_size_per_gpu=1, clip_ratio=low, clip_ratio_low=low,
+        strategy="fsdp",
+        rollout_n=4,
+        ppo_micro_batch_size_per_gpu=1,
+        clip_ratio=low,
+        clip_ratio_low=low,
         clip_ratio_high=high,
-    )  # fmt: skip
+    )
     A = ADVANTAGE[method][:, None] * MASK
 
     def loss(log_prob):
@@ -139,7 +168,7 @@ def verl_advantage(method: str) -> np.ndarray:
     return compute(rewards, MASK, index)[0][:, 0].numpy()
 
 
-# %% Main -----------------------------------------------------------------------------------------------
+# %% Main ------------------------------------------------------------------------------------------
 def distance(found: float | np.ndarray, name: str) -> str:
     """The largest difference from an array of the golden batch."""
     return f"{np.abs(found - GOLDEN[name]).max():.1e}"
@@ -151,13 +180,18 @@ def main() -> None:
     for peer, losses in (("trl", TRL), ("verl", VERL)):
         for method, loss in losses.items():
             value, gradient = value_and_gradient(loss)
-            rows.append({
-                "method": method, "peer": f"{peer} {version(peer)}",
-                "value": "" if loss is TRL["rloo"] else distance(value, f"{method}_loss"),
-                "gradient": distance(gradient, f"{method}_gradient"),
-                "advantage": "" if peer == "trl" else distance(verl_advantage(method), f"{method}_advantage"),
-                "commit": commit(),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "method": method,
+                    "peer": f"{peer} {version(peer)}",
+                    "value": "" if loss is TRL["rloo"] else distance(value, f"{method}_loss"),
+                    "gradient": distance(gradient, f"{method}_gradient"),
+                    "advantage": ""
+                    if peer == "trl"
+                    else distance(verl_advantage(method), f"{method}_advantage"),
+                    "commit": commit(),
+                }
+            )
             print(*rows[-1].values())
     write_csv(ROOT / "benchmarks" / "golden_against_peers.csv", rows)
 

@@ -1,10 +1,12 @@
-"""What each change of faster_on_cpu.py is worth, and what else was tried: the gradient's time, in turn.
+"""What each change of faster_on_cpu.py is worth, and what else was tried: the gradient's time, in
+turn.
 
     python benchmarks/gradient_on_cpu.py [ROUNDS=15] [NAME=value ...]    # the main script's
 
-The loss and its gradient are compiled once per variant, for a batch of random answers of 10 to 22 tokens, and
-then run in turn in one process: a machine that changes its speed slows all of them alike. Writes
-5_GRPO_Maxtext/assets/gradient_on_cpu.csv: medians, and processor seconds as a share of the first variant's.
+The loss and its gradient are compiled once per variant, for a batch of random answers of 10 to 22
+tokens, and then run in turn in one process: a machine that changes its speed slows all of them
+alike. Writes 5_GRPO_Maxtext/assets/gradient_on_cpu.csv: medians, and processor seconds as a share
+of the first variant's.
 """
 
 import contextlib
@@ -64,7 +66,10 @@ def random_batch(c, pad_id: int, vocabulary: int) -> demo.Batch:
     random = np.random.default_rng(0)
     N = c.BATCH_SIZE * c.NUM_GENERATIONS
     asked, answered = random.integers(19, 27, (c.BATCH_SIZE, 1)), random.integers(10, 23, (N, 1))
-    held = np.arange(c.MAX_PROMPT_LENGTH)[::-1] < asked, np.arange(c.TOTAL_GENERATION_STEPS) < answered
+    held = (
+        np.arange(c.MAX_PROMPT_LENGTH)[::-1] < asked,
+        np.arange(c.TOTAL_GENERATION_STEPS) < answered,
+    )
     prompts, completions = (
         np.where(x, random.integers(10, vocabulary, x.shape), pad_id).astype(np.int32) for x in held
     )
@@ -83,11 +88,13 @@ def random_batch(c, pad_id: int, vocabulary: int) -> demo.Batch:
     )
 
 
-def compiled(c, stays=(), maxtext=None, cut=0, masked=False, xla=None, **constants) -> tuple[Callable, Any]:
+def compiled(
+    c, stays=(), maxtext=None, cut=0, masked=False, xla=None, **constants
+) -> tuple[Callable, Any]:
     """The gradient's program of a variant, and its weights.
 
-    `stays` are modules that stay MaxText's own, `maxtext` its settings; `cut` columns of the answers are left
-    out; if `masked`, the log-prob is a masked sum; `xla` are compiler options.
+    `stays` are modules that stay MaxText's own, `maxtext` its settings; `cut` columns of the
+    answers are left out; if `masked`, the log-prob is a masked sum; `xla` are compiler options.
     """
     c = dataclasses.replace(c, **constants)
     folder, hf = llama.fetch_model(c.MODEL)
@@ -107,7 +114,14 @@ def compiled(c, stays=(), maxtext=None, cut=0, masked=False, xla=None, **constan
         graphdef, params, frozen = split(adapter, nnx.Param)
         rules = tuple(map(tuple, config.logical_axis_rules))
         model = Model(
-            graphdef, frozen, c.TEMPERATURE, tokenizer.pad_token_id, 0.0, c.NUM_GENERATIONS, mesh, rules
+            graphdef,
+            frozen,
+            c.TEMPERATURE,
+            tokenizer.pad_token_id,
+            0.0,
+            c.NUM_GENERATIONS,
+            mesh,
+            rules,
         )
         batch = random_batch(c, tokenizer.pad_token_id, hf.vocab_size)
         width, prompts = c.TOTAL_GENERATION_STEPS - cut, batch.prompt_ids
@@ -136,13 +150,19 @@ def main() -> None:
         wall, cpu = np.median(spent[name][WARM_UP:], axis=0)
         first = first or cpu
         (loss, _), gradient = program(params)
-        rows.append({
-            "variant": name, "wall_seconds": f"{wall:.4f}", "processor_seconds": f"{cpu:.4f}",
-            "share": f"{cpu / first:.3f}",
-            "temporary_mib": round(program.memory_analysis().temp_size_in_bytes / 2**20),
-            "loss": f"{float(loss):.6g}", "gradient_norm": f"{float(optax.global_norm(gradient)):.6g}",
-            "machine": processor(), "date": time.strftime("%Y-%m-%d"),
-        })  # fmt: skip
+        rows.append(
+            {
+                "variant": name,
+                "wall_seconds": f"{wall:.4f}",
+                "processor_seconds": f"{cpu:.4f}",
+                "share": f"{cpu / first:.3f}",
+                "temporary_mib": round(program.memory_analysis().temp_size_in_bytes / 2**20),
+                "loss": f"{float(loss):.6g}",
+                "gradient_norm": f"{float(optax.global_norm(gradient)):.6g}",
+                "machine": processor(),
+                "date": time.strftime("%Y-%m-%d"),
+            }
+        )
         print(", ".join(f"{key} {value}" for key, value in list(rows[-1].items())[:-2]), flush=True)
     write_csv(FOLDER / "assets" / "gradient_on_cpu.csv", rows)
 

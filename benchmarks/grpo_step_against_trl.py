@@ -1,12 +1,13 @@
-"""Seconds per GRPO step: this project's script against TRL's GRPOTrainer, in turn, on the same machine.
+"""Seconds per GRPO step: this project's script against TRL's GRPOTrainer, in turn, on the same
+machine.
 
-Both train the shipped tiny Llama for 60 steps of 16 prompts x 8 answers, 28 + 28 tokens, with the same
-four reward functions; the first 10 steps (compilation, warm-up) are left out. A ratio is of the two runs of
-one round, minutes apart. TRL lives in an environment of its own:
+Both train the shipped tiny Llama for 60 steps of 16 prompts x 8 answers, 28 + 28 tokens, with the
+same four reward functions; the first 10 steps (compilation, warm-up) are left out. A ratio is of
+the two runs of one round, minutes apart. TRL lives in an environment of its own:
 
-    python3 -m venv /tmp/trl
-    /tmp/trl/bin/pip install torch==2.13.0 trl==1.16.0 transformers==5.12.1 accelerate==1.15.0 datasets==5.2.0
-    python benchmarks/grpo_step_against_trl.py PEER=/tmp/trl/bin/python [ROUNDS=5]
+    python3 -m venv /tmp/trl /tmp/trl/bin/pip install torch==2.13.0 trl==1.16.0 transformers==5.12.1
+    accelerate==1.15.0 datasets==5.2.0 python benchmarks/grpo_step_against_trl.py
+    PEER=/tmp/trl/bin/python [ROUNDS=5]
 
 Writes benchmarks/grpo_step_against_trl.csv: one row per run, in the order they ran.
 """
@@ -33,8 +34,13 @@ def ours(constants: dict[str, Any], warm_up: int) -> dict[str, Any]:
     """Our script with these constants; see `watched`."""
     quiet = {"NUM_TEST_QUESTIONS": 16, "EVAL_EVERY": 0, "SAVE_INTERVAL_STEPS": 1000}
     with tempfile.TemporaryDirectory() as folder:
-        log, given = Path(folder, "run", "train_log.csv"), quiet | constants | {"RUN_DIR": f"{folder}/run"}
-        found, _ = watched([sys.executable, FOLDER / "grpo_llama3_1_8b_demo.py"], given, log, warm_up)
+        log, given = (
+            Path(folder, "run", "train_log.csv"),
+            quiet | constants | {"RUN_DIR": f"{folder}/run"},
+        )
+        found, _ = watched(
+            [sys.executable, FOLDER / "grpo_llama3_1_8b_demo.py"], given, log, warm_up
+        )
     return found | {"versions": f"commit {commit()}, {versions('jax', 'maxtext', 'google-tunix')}"}
 
 
@@ -48,12 +54,16 @@ def trl(peer: str, constants: dict[str, Any], warm_up: int) -> dict[str, Any]:
     return found | {"versions": output.splitlines()[-1]}
 
 
-def watched(command: list, given: dict[str, Any], log: Path, warm_up: int) -> tuple[dict[str, float], str]:
-    """Runs a training with these constants; looks at its memory 20 times a second in the steps that count.
+def watched(
+    command: list, given: dict[str, Any], log: Path, warm_up: int
+) -> tuple[dict[str, float], str]:
+    """Runs a training with these constants; looks at its memory 20 times a second in the steps that
+    count.
 
-    `log` is a CSV with a row per step, written at once; the first `warm_up` rows don't count. Returns the
-    median seconds of a step, the highest resident memory, the mean reward of the first step and of the last
-    five; and what was printed. Raises RuntimeError with the end of what it said if it failed.
+    `log` is a CSV with a row per step, written at once; the first `warm_up` rows don't count.
+    Returns the median seconds of a step, the highest resident memory, the mean reward of the first
+    step and of the last five; and what was printed. Raises RuntimeError with the end of what it
+    said if it failed.
     """
     peak, command = 0, [*command, *(f"{name}={value}" for name, value in given.items())]
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
@@ -69,9 +79,10 @@ def watched(command: list, given: dict[str, Any], log: Path, warm_up: int) -> tu
         rows = pd.read_csv(log)
         return {
             "seconds_per_step": round(rows.seconds[warm_up:].median(), 4),
-            "peak_gib": round(peak / 2**30, 2), "first_reward": round(rows.reward[0], 3),
+            "peak_gib": round(peak / 2**30, 2),
+            "first_reward": round(rows.reward[0], 3),
             "last_reward": round(rows.reward[-5:].mean(), 3),
-        }, output.read()  # fmt: skip
+        }, output.read()
 
 
 def peer_of(options: dict[str, str]) -> str:
@@ -88,25 +99,39 @@ def main() -> None:
     peer, rounds = peer_of(options), int(options.get("ROUNDS", "5"))
     rows, ratios = [], {beta: [] for beta in BETAS}
     constants = {
-        "MODEL": FOLDER / "tiny_llama", "NUM_BATCHES": STEPS, "BATCH_SIZE": 16, "NUM_GENERATIONS": 8,
-        "TOTAL_GENERATION_STEPS": 28, "NUM_ITERATIONS": 1, "LEARNING_RATE": 1e-3,
-    }  # fmt: skip
+        "MODEL": FOLDER / "tiny_llama",
+        "NUM_BATCHES": STEPS,
+        "BATCH_SIZE": 16,
+        "NUM_GENERATIONS": 8,
+        "TOTAL_GENERATION_STEPS": 28,
+        "NUM_ITERATIONS": 1,
+        "LEARNING_RATE": 1e-3,
+    }
     for number in range(rounds):
         for beta in BETAS:
             job = constants | {"BETA": beta}
             results = {"ours": ours(job, WARM_UP), "trl": trl(peer, job, WARM_UP)}
             for name, result in results.items():
-                rows.append({
-                    "round": number, "program": name, "seeds": 1, "beta": beta, **result,
-                    "machine": processor(), "date": time.strftime("%Y-%m-%d"),
-                })  # fmt: skip
+                rows.append(
+                    {
+                        "round": number,
+                        "program": name,
+                        "seeds": 1,
+                        "beta": beta,
+                        **result,
+                        "machine": processor(),
+                        "date": time.strftime("%Y-%m-%d"),
+                    }
+                )
             seconds = {name: result["seconds_per_step"] for name, result in results.items()}
             ratios[beta].append(seconds["ours"] / seconds["trl"])
             said = ", ".join(f"{name} {value:.3f} s" for name, value in seconds.items())
             print(f"round {number}, beta {beta}: {said}, ratio {ratios[beta][-1]:.2f}", flush=True)
     write_csv(HERE / "grpo_step_against_trl.csv", rows)
     for beta, found in ratios.items():
-        print(f"beta {beta}: ratio {statistics.median(found):.2f} in the median, {max(found):.2f} at worst")
+        print(
+            f"beta {beta}: ratio {statistics.median(found):.2f} in the median, {max(found):.2f} at worst"
+        )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
-"""How a GRPO step grows, ours and TRL's side by side: with the model, the answers and the questions.
+"""How a GRPO step grows, ours and TRL's side by side: with the model, the answers and the
+questions.
 
-One thing is varied at a time around a middle: 10 M parameters, 4 questions x 8 answers of 128 tokens. The
-models are Llamas with random weights whose answers never end (peers/random_llama.py), in float32. Both
-programs compute the whole batch in one pass. TRL lives in an environment of its own, see
-grpo_step_against_trl.py.
+One thing is varied at a time around a middle: 10 M parameters, 4 questions x 8 answers of 128
+tokens. The models are Llamas with random weights whose answers never end (peers/random_llama.py),
+in float32. Both programs compute the whole batch in one pass. TRL lives in an environment of its
+own, see grpo_step_against_trl.py.
 
     python benchmarks/grpo_step_scaling.py PEER=/tmp/trl/bin/python [ROUNDS=1] [CONSTANT=value ...]
 
-CONSTANT: of our script only. Writes benchmarks/grpo_step_scaling.csv, a row per run, at once: what is there
-is not run again.
+CONSTANT: of our script only. Writes benchmarks/grpo_step_scaling.csv, a row per run, at once: what
+is there is not run again.
 """
 
 import itertools
@@ -45,11 +46,13 @@ class Point(NamedTuple):
     questions: int = 4
 
 
-POINTS = dict.fromkeys((  # each once
-    *(Point(model=model) for model in SIZES),
-    *(Point(tokens=tokens) for tokens in (28, 128, 512)),
-    *(Point(questions=questions) for questions in (2, 4, 8, 16, 32)),
-))  # fmt: skip
+POINTS = dict.fromkeys(
+    (  # each once
+        *(Point(model=model) for model in SIZES),
+        *(Point(tokens=tokens) for tokens in (28, 128, 512)),
+        *(Point(questions=questions) for questions in (2, 4, 8, 16, 32)),
+    )
+)
 
 
 def steps_of(point: Point, parameters: int) -> int:
@@ -62,10 +65,15 @@ def make_model(peer: str, size: str, folder: Path) -> int:
     """Writes the model of that size; its number of parameters."""
     hidden, layers, heads, kv_heads, mlp, vocabulary = SIZES[size]
     fields = {
-        "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads, "head_dim": hidden // heads, "intermediate_size": mlp,
-        "vocab_size": vocabulary, "tie_word_embeddings": "true" if size == "135 M" else "false",
-    }  # fmt: skip
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": hidden // heads,
+        "intermediate_size": mlp,
+        "vocab_size": vocabulary,
+        "tie_word_embeddings": "true" if size == "135 M" else "false",
+    }
     script = HERE / "peers" / "random_llama.py"
     command = [peer, script, f"FOLDER={folder}", *(f"{k}={v}" for k, v in fields.items())]
     return int(subprocess.check_output(command, text=True).split()[-1])
@@ -82,21 +90,35 @@ def measure(peer: str, rounds: int, changes: dict[str, str]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             parameters = make_model(peer, point.model, Path(folder))
             constants = {
-                "MODEL": folder, "NUM_BATCHES": steps_of(point, parameters), "BATCH_SIZE": point.questions,
-                "NUM_GENERATIONS": ANSWERS, "TOTAL_GENERATION_STEPS": point.tokens, "NUM_ITERATIONS": 1,
-                "BETA": 0.08, "LEARNING_RATE": NO_LEARNING,
-            }  # fmt: skip
+                "MODEL": folder,
+                "NUM_BATCHES": steps_of(point, parameters),
+                "BATCH_SIZE": point.questions,
+                "NUM_GENERATIONS": ANSWERS,
+                "TOTAL_GENERATION_STEPS": point.tokens,
+                "NUM_ITERATIONS": 1,
+                "BETA": 0.08,
+                "LEARNING_RATE": NO_LEARNING,
+            }
             quick = {"NUM_TEST_QUESTIONS": 1, "LOG_ANSWERS_EVERY": 0}
             mine = ours(constants | quick | changes, WARM_UP)
             results = {"ours": mine, "trl": trl(peer, constants, WARM_UP)}
         for name, result in results.items():
-            rows.append({
-                "round": number, **point._asdict(), "program": name, "seeds": 1, "parameters": parameters,
-                "steps": constants["NUM_BATCHES"] - WARM_UP, "seconds_per_step": result["seconds_per_step"],
-                "answer_tokens_per_second": round(answer_tokens / result["seconds_per_step"]),
-                "peak_gib": result["peak_gib"], "versions": result["versions"],
-                "machine": processor(), "date": time.strftime("%Y-%m-%d"),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "round": number,
+                    **point._asdict(),
+                    "program": name,
+                    "seeds": 1,
+                    "parameters": parameters,
+                    "steps": constants["NUM_BATCHES"] - WARM_UP,
+                    "seconds_per_step": result["seconds_per_step"],
+                    "answer_tokens_per_second": round(answer_tokens / result["seconds_per_step"]),
+                    "peak_gib": result["peak_gib"],
+                    "versions": result["versions"],
+                    "machine": processor(),
+                    "date": time.strftime("%Y-%m-%d"),
+                }
+            )
             print(*rows[-1].values(), sep=", ", flush=True)
         write_csv(TABLE, rows)
 

@@ -1,4 +1,6 @@
-"""What a measurement records of the machine and of the code, the machine's clocks, and a table's file."""
+"""What a measurement records of the machine and of the code, the machine's clocks, and a table's
+file.
+"""
 
 import csv
 import os

@@ -1,14 +1,17 @@
-"""What does each method buy? Every variant of GRPO on a task that can tell them apart, seven seeds each.
+"""What does each method buy? Every variant of GRPO on a task that can tell them apart, seven seeds
+each.
 
     python benchmarks/methods.py                            # all of them; goes on where it was stopped
     python benchmarks/methods.py METHOD=my_method.py        # and yours: a file with one function
     python benchmarks/methods.py METHODS="GRPO;MaxRL" SEEDS=3 OUT=runs/short    # some of them, elsewhere
 
-The task is examples/larger_numbers, and how it was chosen stands in folder 5's docs/methods.md, with what is
-found. Two runs at a time, each on a core of its own, in runs/measure: what is there is not run again.
+The task is examples/larger_numbers, and how it was chosen stands in folder 5's docs/methods.md,
+with what is found. Two runs at a time, each on a core of its own, in runs/measure: what is there is
+not run again.
 
-Written to OUT: `methods.csv` (a line per run), `methods_curves.csv` (a line per run and evaluation),
-`methods_pass_at_k.csv`, and a picture of eight methods and yours; the table is printed as Markdown.
+Written to OUT: `methods.csv` (a line per run), `methods_curves.csv` (a line per run and
+evaluation), `methods_pass_at_k.csv`, and a picture of eight methods and yours; the table is printed
+as Markdown.
 """
 
 import json
@@ -33,12 +36,14 @@ import settings
 from settings import Count, UserError
 
 
-# %% Constants ----------------------------------------------------------------------------------------------
+# %% Constants -------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
 class Constants:
     """Edit a value here, or give it for one call as NAME=value."""
 
-    METHOD: str = ""  # Python file with a piece of the loss (docs/methods.md); joins the table as its name
+    METHOD: str = (
+        ""  # Python file with a piece of the loss (docs/methods.md); joins the table as its name
+    )
     METHODS: str = ""  # names, divided by semicolons (empty = all, and METHOD)
     SEEDS: Count = 7  # seeds 0, 1, ... of each
     WORKERS: Count = 2  # runs at a time, each on a core of its own
@@ -50,7 +55,9 @@ COMMON = (
     f"DATASET=examples/larger_numbers NUM_BATCHES={STEPS} NUM_TEST_QUESTIONS=256 EVAL_EVERY=10 "
     f"EVAL_QUESTIONS=128 LOG_ANSWERS_EVERY=0 SAVE_INTERVAL_STEPS={STEPS}"
 )
-TEACHER = "DATASET=examples/larger_numbers NUM_BATCHES=400 SEED=1000 EVAL_EVERY=0 LOG_ANSWERS_EVERY=0"
+TEACHER = (
+    "DATASET=examples/larger_numbers NUM_BATCHES=400 SEED=1000 EVAL_EVERY=0 LOG_ANSWERS_EVERY=0"
+)
 PASS_AT = (1, 8, 64)
 PASS_QUESTIONS = 128  # from the top of the test file, 64 answers each
 
@@ -60,7 +67,8 @@ ZERO_ONE = "REWARDS=correctness_reward"
 DISTILLED = "TEACHER={teacher} ADVANTAGE=none BETA=1.0"
 PAIRS = "NUM_GENERATIONS=2 BATCH_SIZE=64"  # as many answers per step
 NO_CLIP = "EPSILON=1000000"
-# By name: constants, and the method that it is compared with. Those that answer a question come first.
+# By name: constants, and the method that it is compared with. Those that answer a question come
+# first.
 METHODS = {
     "GRPO": ("", ""),
     "GRPO, 0/1 reward": (ZERO_ONE, "GRPO"),
@@ -93,7 +101,7 @@ METHODS = {
 }
 
 
-# %% Runs ---------------------------------------------------------------------------------------------------
+# %% Runs ------------------------------------------------------------------------------------------
 SCRIPT, TOOL = FOLDER / "grpo_llama3_1_8b_demo.py", FOLDER / "tool.py"
 STORE, TEACHER_HF = ROOT / "runs" / "measure", "runs/methods/teacher_hf"
 
@@ -114,7 +122,9 @@ def asked_of(c: Constants, method: str) -> Run:
 
 
 def make_teacher() -> None:
-    """Trains the model that distillation learns from: GRPO itself, four times as long, a seed of its own."""
+    """Trains the model that distillation learns from: GRPO itself, four times as long, a seed of
+    its own.
+    """
     teacher = Run(SCRIPT, tuple(TEACHER.split()))
     perform_all([teacher], {}, STORE, workers=1)
     words = ["convert_checkpoint", f"SOURCE={teacher.folder(STORE)}", f"TARGET={TEACHER_HF}"]
@@ -123,13 +133,18 @@ def make_teacher() -> None:
 
 def run_all(c: Constants, methods: Sequence[str]) -> None:
     """Every method, WORKERS at a time and seed by seed; SystemExit where a run fails."""
-    if any("{teacher}" in METHODS.get(m, ("",))[0] for m in methods) and not (ROOT / TEACHER_HF).exists():
+    if (
+        any("{teacher}" in METHODS.get(m, ("",))[0] for m in methods)
+        and not (ROOT / TEACHER_HF).exists()
+    ):
         make_teacher()
-    perform_all([run_of(c, m, seed) for seed in range(c.SEEDS) for m in methods], {}, STORE, c.WORKERS)
+    perform_all(
+        [run_of(c, m, seed) for seed in range(c.SEEDS) for m in methods], {}, STORE, c.WORKERS
+    )
     perform_all([asked_of(c, m) for m in methods], {}, STORE, c.WORKERS)
 
 
-# %% Figures ------------------------------------------------------------------------------------------------
+# %% Figures ---------------------------------------------------------------------------------------
 def collect(c: Constants, methods: Sequence[str]) -> tuple[pd.DataFrame, ...]:
     """A line per run, a line per evaluation, and a line per method and k, from the runs' folders."""
     lines, curves, by_k = [], [], []
@@ -142,7 +157,10 @@ def collect(c: Constants, methods: Sequence[str]) -> tuple[pd.DataFrame, ...]:
         by_k.append(trained.assign(method=method))
         for seed, (_, right) in enumerate(trained.groupby("model", sort=False)):
             folder = run_of(c, method, seed).folder(STORE)
-            measured, after = read_json(folder / "measured.json"), read_json(folder / "result.json")["after"]
+            measured, after = (
+                read_json(folder / "measured.json"),
+                read_json(folder / "result.json")["after"],
+            )
             log = pd.read_csv(folder / "train_log.csv")
             graded = [0, *log.answers.cumsum()]
             of_k = {f"pass_at_{k}": right.pass_at_k[right.k == k].item() for k in PASS_AT}
@@ -152,10 +170,16 @@ def collect(c: Constants, methods: Sequence[str]) -> tuple[pd.DataFrame, ...]:
             names = "processor_seconds", "date", "commit", "versions", "command", "machine"
             lines.append(line | {name: measured[name] for name in names})
             curves += [
-                {"method": method, "seed": seed, "step": e["step"], "graded": graded[e["step"]],
-                 "held_out": e["answer_accuracy"], "held_out_greedy": e["greedy_answer_accuracy"]}
+                {
+                    "method": method,
+                    "seed": seed,
+                    "step": e["step"],
+                    "graded": graded[e["step"]],
+                    "held_out": e["answer_accuracy"],
+                    "held_out_greedy": e["greedy_answer_accuracy"],
+                }
                 for e in map(json.loads, (folder / "evaluations.jsonl").read_text().splitlines())
-            ]  # fmt: skip
+            ]
     shares = pd.concat(by_k).groupby(["method", "k"], sort=False).pass_at_k
     ends = shares.agg(mean="mean", lowest="min", highest="max").round(5)
     return pd.DataFrame(lines), pd.DataFrame(curves), ends.reset_index()
@@ -168,10 +192,11 @@ def difference(lines: pd.DataFrame, method: str, other: str, figure: str) -> tup
 
 
 def answers_until(curves: pd.DataFrame, method: str, share: float = 0.9) -> list[int]:
-    """By seed, the answers graded until two evaluations in a row have `share` of the best method's mean.
+    """By seed, the answers graded until two evaluations in a row have `share` of the best method's
+    mean.
 
-    The best is taken over all methods' last evaluations, each a mean over the seeds. A run that does not get
-    there is left out.
+    The best is taken over all methods' last evaluations, each a mean over the seeds. A run that
+    does not get there is left out.
     """
     best = curves[curves.step == STEPS].groupby("method").held_out.mean().max()
     reached = []
@@ -183,7 +208,16 @@ def answers_until(curves: pd.DataFrame, method: str, share: float = 0.9) -> list
 
 def table(lines: pd.DataFrame, curves: pd.DataFrame) -> list[list[str]]:
     """The table of the page; one line per method, figures in percent, tokens or nats."""
-    cells = ["method", "answers graded", "pass@1", "pass@8", "pass@64", "greedy", "entropy", "length"]
+    cells = [
+        "method",
+        "answers graded",
+        "pass@1",
+        "pass@8",
+        "pass@64",
+        "greedy",
+        "entropy",
+        "length",
+    ]
     text = [[*cells, "answers to 90 % of the best", "pass@1 less its counterpart's"]]
     for method, mine in lines.groupby("method", sort=False):
         cells = [method, f"{mine.graded.mean():,.0f}"]
@@ -210,7 +244,9 @@ def main(arguments: Sequence[str]) -> None:
     methods = [name.strip() for name in c.METHODS.split(";") if name.strip()] or known
     for name in methods:
         if name not in known:
-            raise UserError(f"METHODS={c.METHODS}: no method {name!r}; there are {'; '.join(known)}")
+            raise UserError(
+                f"METHODS={c.METHODS}: no method {name!r}; there are {'; '.join(known)}"
+            )
     run_all(c, [*own, *(m for m in methods if m not in own)])
     lines, curves, by_k = collect(c, methods)
     out = Path(c.OUT)

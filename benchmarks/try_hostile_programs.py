@@ -1,10 +1,11 @@
-"""What the hostile programs of tests/hostile_programs.toml achieve under every protection that works here.
+"""What the hostile programs of tests/hostile_programs.toml achieve under every protection that
+works here.
 
     python benchmarks/try_hostile_programs.py               # prints, 1.5 minutes
     python benchmarks/try_hostile_programs.py TABLE=path    # and keeps the table
 
-One line per protection and user, root or another: the walls are built differently for them. TABLE keeps the
-other user's lines. Columns:
+One line per protection and user, root or another: the walls are built differently for them. TABLE
+keeps the other user's lines. Columns:
 
 tried           programs that the protection is meant to hold
 paid            programs that scored
@@ -33,7 +34,11 @@ def line(kind: str, user: str) -> dict[str, str | int]:
     counts = {name: len(which) for name, which in found.items()}
     print(kind, counts, *(f"{name}: {which}" for name, which in found.items() if which), sep="\n  ")
     where = {"machine": processor(), "date": time.strftime("%Y-%m-%d")}
-    return {"protection": kind, "user": user, "tried": len(hostile_programs.names(kind))} | counts | where
+    return (
+        {"protection": kind, "user": user, "tried": len(hostile_programs.names(kind))}
+        | counts
+        | where
+    )
 
 
 def main(arguments: list[str]) -> None:

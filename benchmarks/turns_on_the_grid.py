@@ -1,12 +1,14 @@
-"""The tiny Llama on chapter 1's grid: what it learns by turns, what credit is worth, and the usual mistakes.
+"""The tiny Llama on chapter 1's grid: what it learns by turns, what credit is worth, and the usual
+mistakes.
 
     python benchmarks/turns_on_the_grid.py    # goes on where it was stopped: runs are kept in runs/measure
 
-Tables are in 5_GRPO_Maxtext/assets: `turns.csv` (a line per run), `turns_curves.csv` (a line per run and
-step), `turns_starts.csv` (a line per start), `turns_credit.csv`, `turns_price.csv`. They are explained in
-folder 5's docs/turns.md. What a run drew is read from its answers.jsonl: the episodes of its
-first step are the untrained model's. Every figure of an episode is computed from its moves and the rules of
-the grid. Processor seconds count all threads: with two cores free, a run takes at least half as many.
+Tables are in 5_GRPO_Maxtext/assets: `turns.csv` (a line per run), `turns_curves.csv` (a line per
+run and step), `turns_starts.csv` (a line per start), `turns_credit.csv`, `turns_price.csv`. They
+are explained in folder 5's docs/turns.md. What a run drew is read from its answers.jsonl: the
+episodes of its first step are the untrained model's. Every figure of an episode is computed from
+its moves and the rules of the grid. Processor seconds count all threads: with two cores free, a run
+takes at least half as many.
 """
 
 import importlib
@@ -50,10 +52,11 @@ COMMON = (
     f"BATCH_SIZE=15 BETA=0.0 NUM_BATCHES={STEPS} EVAL_EVERY=0 EVAL_CONFIG=greedy NUM_TEST_QUESTIONS=15 "
     f"LOG_ANSWERS_EVERY=10 SAVE_INTERVAL_STEPS={STEPS}"
 )
-LONGER = "MAX_PROMPT_LENGTH=6 TOTAL_GENERATION_STEPS=72 MAX_TURNS=12"  # where twelve moves may be needed
+# where twelve moves may be needed
+LONGER = "MAX_PROMPT_LENGTH=6 TOTAL_GENERATION_STEPS=72 MAX_TURNS=12"
 
 
-# %% Mistakes: METHOD files, and a patch of the walk ---------------------------------------------------
+# %% Mistakes: METHOD files, and a patch of the walk -----------------------------------------------
 TRAINS = """import numpy as np
 
 import grpo_llama3_1_8b_demo as demo
@@ -92,7 +95,7 @@ VARIANTS = {
 }
 
 
-# %% Runs -----------------------------------------------------------------------------------------------
+# %% Runs ------------------------------------------------------------------------------------------
 def runs_of(name: str) -> list[Run]:
     """A variant's runs, one per seed."""
     seeds, constants, change = VARIANTS[name]
@@ -102,10 +105,12 @@ def runs_of(name: str) -> list[Run]:
         method.parent.mkdir(parents=True, exist_ok=True)
         method.write_text(change)
         words.append(f"METHOD={method}")
-    return [Run(FOLDER / "grpo_llama3_1_8b_demo.py", (*words, f"SEED={seed}"), edits) for seed in seeds]
+    return [
+        Run(FOLDER / "grpo_llama3_1_8b_demo.py", (*words, f"SEED={seed}"), edits) for seed in seeds
+    ]
 
 
-# %% Episodes -------------------------------------------------------------------------------------------
+# %% Episodes --------------------------------------------------------------------------------------
 OPTIMA = {name: world.q_star(name, GAMMA) for name in ("", "slippery", "walls")}
 
 
@@ -124,22 +129,33 @@ def moves_of(question: str, text: str) -> Iterator[tuple[tuple[int, int], str]]:
 
 
 def judged(question: str, text: str, rewards: list[float]) -> dict[str, float]:
-    """Return and its share of the optimum, regret per move, whether the goal was reached, of one episode."""
+    """Return and its share of the optimum, regret per move, whether the goal was reached, of one
+    episode.
+    """
     name, start = world.read(question)
     pairs = [*moves_of(question, text)]
     regrets = [best(name, cell) - OPTIMA[name][cell, move] for cell, move in pairs]
     gained = sum(GAMMA**k * reward for k, reward in enumerate(rewards))
-    return {"return": gained, "share": gained / best(name, start), "regret": float(np.mean(regrets)),
-            "goal": float(rewards[-1] > 0), "moves": len(pairs)}  # fmt: skip
+    return {
+        "return": gained,
+        "share": gained / best(name, start),
+        "regret": float(np.mean(regrets)),
+        "goal": float(rewards[-1] > 0),
+        "moves": len(pairs),
+    }
 
 
 def episodes_of(folder: Path, step: int) -> pd.DataFrame:
     """Start and `judged` of every episode of a step that a run kept."""
     rows = map(json.loads, (folder / "answers.jsonl").read_text().splitlines())
-    return pd.DataFrame([
-        {"start": row["question"]} | judged(row["question"], answer["text"], answer["rewards"])
-        for row in rows if row["step"] == step for answer in row["completions"]
-    ])  # fmt: skip
+    return pd.DataFrame(
+        [
+            {"start": row["question"]} | judged(row["question"], answer["text"], answer["rewards"])
+            for row in rows
+            if row["step"] == step
+            for answer in row["completions"]
+        ]
+    )
 
 
 def greedy(folder: Path, when: str) -> list[float]:
@@ -177,27 +193,39 @@ def table_of_runs() -> None:
             line |= {f"{when}_{key}": value for key, value in means.items()}
             line[f"{when}_worst_start"] = by_start.min()
             line[f"{when}_greedy_worst_start"] = round(min(greedy(folder, when)), 4)
-            starts += [{"variant": name, "seed": seed, "when": when, "start": start, "share": share,
-                        "optimum": round(best(*world.read(start)), 3)}
-                       for start, share in by_start.items()]  # fmt: skip
+            starts += [
+                {
+                    "variant": name,
+                    "seed": seed,
+                    "when": when,
+                    "start": start,
+                    "share": share,
+                    "optimum": round(best(*world.read(start)), 3),
+                }
+                for start, share in by_start.items()
+            ]
         log = read_csv(folder / "train_log.csv")
         said = (folder / "said.txt").read_text() + (folder / "report.md").read_text()
         health = sorted({w[:90] for w in said.splitlines() if w.startswith("- step ")})
         tokens = sum(round(float(row["length"]) * float(row["answers"])) for row in log)
         lines.append(line | {"health": " | ".join(health), "tokens_drawn": tokens})
         names = ("step", "reward", "correct", "entropy", "mismatch", "length", "grad_norm")
-        curves += [{"variant": name, "seed": seed} | {key: row[key] for key in names} for row in log]
+        curves += [
+            {"variant": name, "seed": seed} | {key: row[key] for key in names} for row in log
+        ]
     for table, rows in (("turns", lines), ("turns_curves", curves), ("turns_starts", starts)):
         write_csv(ASSETS / f"{table}.csv", rows)
 
 
-# %% Credit ---------------------------------------------------------------------------------------------
+# %% Credit ----------------------------------------------------------------------------------------
 GROUPS = (4, 8, 16)
 CALLS = 8  # of 15 starts x 16 walks
 
 
 def table_of_credit() -> None:
-    """How far the advantage of a move tells what the move was worth, A* = Q* - V*; the untrained model's."""
+    """How far the advantage of a move tells what the move was worth, A* = Q* - V*; the untrained
+    model's.
+    """
     c = settings.read(demo.Constants, [*COMMON.split(), "NUM_GENERATIONS=16"])
     folder, hf = llama.fetch_model(c.MODEL)
     tokenizer = llama.load_tokenizer(folder)
@@ -219,7 +247,9 @@ def credit(output, questions: list[str], G: int) -> Iterator[dict[str, Any]]:
     texts = np.array(output.text, object).reshape(-1, G)
     answers = SimpleNamespace(texts=texts, turn=turn.reshape(-1, G, turn.shape[1]))
     returns = np.array([episode.to_go[0] for episode in output.text]).reshape(-1, G)
-    samples = SimpleNamespace(answers=answers, rewards=returns, reward_parts={"episode_return": returns})
+    samples = SimpleNamespace(
+        answers=answers, rewards=returns, reward_parts={"episode_return": returns}
+    )
     kinds = {
         "episode": np.broadcast_to(demo.group_advantage(samples).reshape(-1, 1), turn.shape),
         "return to go": grpo_variants.turn_advantage(samples).reshape(turn.shape),
@@ -231,11 +261,14 @@ def credit(output, questions: list[str], G: int) -> Iterator[dict[str, Any]]:
                 if k < len(episode.rewards):
                     given.append(advantages[i, episode.turn.index(k)])  # of its first token
                     right.append(OPTIMA[""][cell, move] - best("", cell))
-        yield {"advantage": kind, "correlation": round(float(np.corrcoef(given, right)[0, 1]), 4),
-               "moves": len(given)}  # fmt: skip
+        yield {
+            "advantage": kind,
+            "correlation": round(float(np.corrcoef(given, right)[0, 1]), 4),
+            "moves": len(given),
+        }
 
 
-# %% Price ----------------------------------------------------------------------------------------------
+# %% Price -----------------------------------------------------------------------------------------
 def chapter_1() -> ModuleType:
     """Its script; its `settings` is another file than folder 5's."""
     ours, folder = sys.modules.pop("settings"), str(ROOT / "1_Q_Learning")
@@ -258,9 +291,17 @@ def table_of_price(curves: pd.DataFrame) -> None:
         good = np.array([worst_of_table(Q_Learning.grid, c, Q) for Q in tables]) >= 0.95
         at = int(np.flatnonzero(good)[0])
         moves = round(float((log[: at + 1, 3] * c.LOG_EVERY).sum()))
-        lines.append({"who": "Q-learning", "seed": seed, "numbers": 64, "episodes": int(log[at, 0]),
-                      "moves": moves, "tokens": 0, "seconds": round(seconds * moves / log[:, 3].sum()
-                      / c.LOG_EVERY, 3)})  # fmt: skip
+        lines.append(
+            {
+                "who": "Q-learning",
+                "seed": seed,
+                "numbers": 64,
+                "episodes": int(log[at, 0]),
+                "moves": moves,
+                "tokens": 0,
+                "seconds": round(seconds * moves / log[:, 3].sum() / c.LOG_EVERY, 3),
+            }
+        )
     for name in ("episode", "return to go"):
         for seed in VARIANTS[name][0]:
             rows = curves.query("variant == @name and seed == @seed")
@@ -269,16 +310,27 @@ def table_of_price(curves: pd.DataFrame) -> None:
                 continue
             at = int(good.argmax())
             tokens = sum(rows.length[: at + 1]) * 120
-            moves = (tokens + 4 * 120 * (at + 1)) / 6  # six tokens each; after the last nothing is said
+            # six tokens each; after the last nothing is said
+            moves = (tokens + 4 * 120 * (at + 1)) / 6
             line = read_json(runs_of(name)[seed].folder(STORE) / "measured.json")
-            lines.append({"who": f"tiny Llama, {name}", "seed": seed, "numbers": 76_480,
-                          "episodes": 120 * (at + 1), "moves": round(moves), "tokens": round(tokens),
-                          "seconds": round(line["processor_seconds"] * (at + 1) / STEPS, 1)})  # fmt: skip
+            lines.append(
+                {
+                    "who": f"tiny Llama, {name}",
+                    "seed": seed,
+                    "numbers": 76_480,
+                    "episodes": 120 * (at + 1),
+                    "moves": round(moves),
+                    "tokens": round(tokens),
+                    "seconds": round(line["processor_seconds"] * (at + 1) / STEPS, 1),
+                }
+            )
     write_csv(ASSETS / "turns_price.csv", lines)
 
 
 def worst_of_table(grid: ModuleType, c: Any, Q: np.ndarray) -> float:
-    """The greedy policy's smallest share of the optimum, over the starts; 0 from one that leads nowhere."""
+    """The greedy policy's smallest share of the optimum, over the starts; 0 from one that leads
+    nowhere.
+    """
     shares = []
     for row, column in world.starts(""):
         moves = grid.greedy_moves(c, Q, 4 * row + column) or 0

@@ -2,9 +2,9 @@
 
     python benchmarks/where_the_step_goes.py [STEPS=12] [NAME=value ...]    # the main script's
 
-It trains as the main script does, with a clock around each call, and leaves out the first steps, which
-compile. The update is one compiled program; the loss and its gradient are also compiled on their own.
-Processor seconds are of all threads, wall seconds of the clock.
+It trains as the main script does, with a clock around each call, and leaves out the first steps,
+which compile. The update is one compiled program; the loss and its gradient are also compiled on
+their own. Processor seconds are of all threads, wall seconds of the clock.
 """
 
 import collections
@@ -36,16 +36,20 @@ from task.task import Task
 COMPILING = 3  # first steps, left out
 REPEATS = 7  # of a program on its own; the median counts
 PARTS = {
-    "generation": (Llm, "generate"), "rewards": (Task, "grade"), "reference": (Llm, "reference_log_probs"),
-    "old log-probs": (Llm, "log_probs"), "update": (demo, "update"), "logging": (TrainingRun, "finish_step"),
-}  # fmt: skip
+    "generation": (Llm, "generate"),
+    "rewards": (Task, "grade"),
+    "reference": (Llm, "reference_log_probs"),
+    "old log-probs": (Llm, "log_probs"),
+    "update": (demo, "update"),
+    "logging": (TrainingRun, "finish_step"),
+}
 
 
 def train(arguments: list[str]) -> tuple[Any, Llm, list[dict[str, np.ndarray]], list[demo.Batch]]:
     """A short run of the main script.
 
-    Returns its constants and language model; of each step the wall and processor seconds [2] of its parts;
-    the batch of each update.
+    Returns its constants and language model; of each step the wall and processor seconds [2] of its
+    parts; the batch of each update.
     """
     spent, batches, traced = [], [], process.traced
 
@@ -71,7 +75,9 @@ def train(arguments: list[str]) -> tuple[Any, Llm, list[dict[str, np.ndarray]], 
         # LOG_ANSWERS_EVERY=0: what is logged calls no other part
         arguments = [*arguments, f"RUN_DIR={folder}/run", "EVAL_EVERY=0", "LOG_ANSWERS_EVERY=0"]
         c = settings.read(demo.Constants, arguments)
-        c, llm, task, run = stack.enter_context(start.open_run(c, arguments, demo.reward_func, demo.TABLES))
+        c, llm, task, run = stack.enter_context(
+            start.open_run(c, arguments, demo.reward_func, demo.TABLES)
+        )
         training = stack.enter_context(TrainingRun(c, llm, task, run, demo.evaluate))
         for part, (owner, name) in PARTS.items():
             stack.enter_context(patched(owner, name, timed(part, getattr(owner, name))))
@@ -91,7 +97,9 @@ def seconds(program: Callable, *arguments: Any) -> np.ndarray:
 
 
 def programs(c, llm: Llm, batch):
-    """Forward pass and gradient of the loss, compiled on their own, for a step's first gradient pass."""
+    """Forward pass and gradient of the loss, compiled on their own, for a step's first gradient
+    pass.
+    """
     arguments = llm.params, llm.model, jax.tree.map(lambda x: x[0], batch)
     loss = functools.partial(demo.loss, use=grpo_variants.choose(c, demo.TABLES))
     forward = jax.jit(loss).lower(*arguments).compile()
@@ -99,16 +107,19 @@ def programs(c, llm: Llm, batch):
     return forward, gradient, arguments
 
 
-# %% Main ---------------------------------------------------------------------------------------------------
+# %% Main ------------------------------------------------------------------------------------------
 def useful_share(masks: list, shared: int) -> tuple[float, float, float]:
-    """Positions that hold a token, of all that are computed: of the prompts, of the answers, of both.
+    """Positions that hold a token, of all that are computed: of the prompts, of the answers, of
+    both.
 
-    `masks` are of each step: of its prompts [N, P] and of its answers [N, T]; of `shared` rows with one
-    prompt it is computed once.
+    `masks` are of each step: of its prompts [N, P] and of its answers [N, T]; of `shared` rows with
+    one prompt it is computed once.
     """
     prompts = [prompt[::shared].ravel() for prompt, _ in masks]
     answers = [answer.ravel() for _, answer in masks]
-    return tuple(float(np.concatenate(part).mean()) for part in (prompts, answers, prompts + answers))
+    return tuple(
+        float(np.concatenate(part).mean()) for part in (prompts, answers, prompts + answers)
+    )
 
 
 def row(name: str, wall: float, processor: float, whole: float | None = None) -> str:
@@ -128,7 +139,9 @@ def main() -> None:
     masks = [(mask_of(batch.prompt_ids), mask_of(batch.completion_ids)) for batch in batches]
     forward, gradient, parameters = programs(c, llm, batches[-1])
     whole = sum(spent.values())
-    print(f"\n{f'a step, median of {len(counted)}':24s} {'wall':>8s} {'cpu':>8s}   share  (milliseconds)")
+    print(
+        f"\n{f'a step, median of {len(counted)}':24s} {'wall':>8s} {'cpu':>8s}   share  (milliseconds)"
+    )
     for name, times in spent.items():
         print(row(name, *times, whole[1]))
     print(row("all", *whole))
@@ -137,7 +150,9 @@ def main() -> None:
     print(row("    loss and gradient", *seconds(gradient, *parameters)))
     shared = c.NUM_GENERATIONS if faster_on_cpu.shares_prompts(llm.actor) else 1
     prompts, completions, both = useful_share(masks, shared)
-    print(f"\npositions that hold a token: prompts {prompts:.0%}, answers {completions:.0%}, both {both:.0%}")
+    print(
+        f"\npositions that hold a token: prompts {prompts:.0%}, answers {completions:.0%}, both {both:.0%}"
+    )
 
 
 if __name__ == "__main__":

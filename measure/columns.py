@@ -1,7 +1,7 @@
 """What a finished run adds to a committed table, and tables that follow from other tables.
 
-Each function named under `columns` in a study.toml takes the folders of a row's runs (one, or one per seed)
-and yields lines; each named under `derive` takes tables' paths.
+Each function named under `columns` in a study.toml takes the folders of a row's runs (one, or one
+per seed) and yields lines; each named under `derive` takes tables' paths.
 """
 
 import csv
@@ -31,46 +31,66 @@ def read_json(path: Path) -> Any:
 
 
 def log_of(run: Path, seed: int | None = None) -> dict[str, np.ndarray]:
-    """The columns of log.csv: of the only seed, or of one of several, float32 as the script had them."""
+    """The columns of log.csv: of the only seed, or of one of several, float32 as the script had
+    them.
+    """
     rows = [row for row in read_csv(run / "log.csv") if seed is None or int(row["seed"]) == seed]
     dtype = float if seed is None else np.float32
-    return {name: np.array([row[name] for row in rows], dtype) for name in rows[0] if name != "method"}
+    return {
+        name: np.array([row[name] for row in rows], dtype) for name in rows[0] if name != "method"
+    }
 
 
-# %% Folder 1 -------------------------------------------------------------------------------------------
+# %% Folder 1 --------------------------------------------------------------------------------------
 def q_learning(runs: Sequence[Path], figures: Sequence[str]) -> Lines:
     """Some figures of each run; the goal's row of the table is left out."""
     for run in runs:
-        c, result = SimpleNamespace(**read_json(run / "constants.json")), read_json(run / "result.json")
+        c, result = (
+            SimpleNamespace(**read_json(run / "constants.json")),
+            read_json(run / "result.json"),
+        )
         log = log_of(run)
-        Q = np.array([[float(q) for q in list(row.values())[1:]] for row in read_csv(run / "q_table.csv")])
+        Q = np.array(
+            [[float(q) for q in list(row.values())[1:]] for row in read_csv(run / "q_table.csv")]
+        )
         copy = run / "changed" / "1_Q_Learning"  # a patched grid has another optimum
         grid = runpy.run_path(str((copy if copy.exists() else ROOT / "1_Q_Learning") / "grid.py"))
         error = np.abs(Q - grid["value_iteration"](c))[:-1]  # [15, 4]
         close = log["episode"][log["max_abs_error"] < 1e-6]
         found = {
-            "max_abs_error": error.max(), "pairs_off_by_0.01": int((error > 0.01).sum()),
+            "max_abs_error": error.max(),
+            "pairs_off_by_0.01": int((error > 0.01).sum()),
             "optimal_from_every_state": result["optimal_from_every_state"],
             "episodes_to_1e-6": int(close[0]) if len(close) else "never",
             "moves_from_start": grid["greedy_moves"](c, Q, grid["START"]) or "never",
-            "return_of_last_1000_episodes": log["return"][log["episode"] > c.NUM_EPISODES - 1000].mean(),
+            "return_of_last_1000_episodes": log["return"][
+                log["episode"] > c.NUM_EPISODES - 1000
+            ].mean(),
             "seconds": round(result["seconds"], 3),
-        }  # fmt: skip
+        }
         yield {"seed": c.SEED} | {name: found[name] for name in figures}
 
 
 def q_learning_curves(runs: Sequence[Path]) -> Lines:
-    """compare_curves.csv: geometric mean of the errors, mean of the returns, and extremes over the seeds."""
+    """compare_curves.csv: geometric mean of the errors, mean of the returns, and extremes over the
+    seeds.
+    """
     logs = [log_of(run) for run in runs]
-    errors = np.maximum([log["max_abs_error"] for log in logs], 1e-14)  # 0 isn't on a logarithmic axis
+    # 0 isn't on a logarithmic axis
+    errors = np.maximum([log["max_abs_error"] for log in logs], 1e-14)
     returns = np.array([log["return"] for log in logs])
     lines = {
-        "error_mean": np.exp(np.log(errors).mean(axis=0)), "error_min": errors.min(axis=0),
-        "error_max": errors.max(axis=0), "return_mean": returns.mean(axis=0),
-        "return_min": returns.min(axis=0), "return_max": returns.max(axis=0),
-    }  # fmt: skip
+        "error_mean": np.exp(np.log(errors).mean(axis=0)),
+        "error_min": errors.min(axis=0),
+        "error_max": errors.max(axis=0),
+        "return_mean": returns.mean(axis=0),
+        "return_min": returns.min(axis=0),
+        "return_max": returns.max(axis=0),
+    }
     for i, episode in enumerate(logs[0]["episode"]):
-        yield {"episode": int(episode)} | {name: f"{values[i]:.4g}" for name, values in lines.items()}
+        yield {"episode": int(episode)} | {
+            name: f"{values[i]:.4g}" for name, values in lines.items()
+        }
 
 
 def q_learning_crawl(runs: Sequence[Path]) -> Lines:
@@ -80,12 +100,14 @@ def q_learning_crawl(runs: Sequence[Path]) -> Lines:
         yield {"state": state, "best_value": max(map(float, values))}
 
 
-# %% Folders 2 and 3: seeds side by side ----------------------------------------------------------------
+# %% Folders 2 and 3: seeds side by side -----------------------------------------------------------
 def with_logs(runs: Sequence[Path]) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarray]]]:
     """By seed: its number and its last policy's return, and its log."""
     for run in runs:
         first = read_json(run / "constants.json")["SEED"]
-        for seed, eval_return in enumerate(read_json(run / "result.json")["eval_return"], start=first):
+        for seed, eval_return in enumerate(
+            read_json(run / "result.json")["eval_return"], start=first
+        ):
             yield {"seed": seed, "eval_return": eval_return}, log_of(run, seed)
 
 
@@ -123,28 +145,42 @@ def band(runs: Sequence[Path], value: str) -> Lines:
 def mean_of_pairs(differences: np.ndarray) -> tuple[float, float, float]:
     """Mean of paired differences, and its 95 % interval.
 
-    The interval is the percentile bootstrap's (10,000 resamples of the seeds), which makes no guess at the
-    shape of the differences, most of them 0, and with ten seeds is a little narrow.
+    The interval is the percentile bootstrap's (10,000 resamples of the seeds), which makes no guess
+    at the shape of the differences, most of them 0, and with ten seeds is a little narrow.
     """
     import scipy.stats
 
     if len(differences) == 1:  # SciPy wants two
         return (differences[0],) * 3
     interval = scipy.stats.bootstrap(
-        (differences,), np.mean, n_resamples=10_000, method="percentile", rng=np.random.default_rng(0)
+        (differences,),
+        np.mean,
+        n_resamples=10_000,
+        method="percentile",
+        rng=np.random.default_rng(0),
     ).confidence_interval
     return differences.mean(), interval.low, interval.high
 
 
 def paired(lines: Sequence[dict[str, Any]], changed: str, against: str) -> dict[str, Any]:
-    """Last policies of one row less those of another, seed by seed: mean, interval, how many are lower."""
-    rows = [[float(x["eval_return"]) for x in lines if x["changed"] == label] for label in (changed, against)]
+    """Last policies of one row less those of another, seed by seed: mean, interval, how many are
+    lower.
+    """
+    rows = [
+        [float(x["eval_return"]) for x in lines if x["changed"] == label]
+        for label in (changed, against)
+    ]
     difference = np.subtract(*rows)
     mean, low, high = mean_of_pairs(difference)
     return {
-        "changed": changed, "against": against, "mean_difference": mean, "low": low, "high": high,
-        "lower": int((difference < 0).sum()), "higher": int((difference > 0).sum()),
-    }  # fmt: skip
+        "changed": changed,
+        "against": against,
+        "mean_difference": mean,
+        "low": low,
+        "high": high,
+        "lower": int((difference < 0).sum()),
+        "higher": int((difference > 0).sum()),
+    }
 
 
 def paired_rows(table: Path) -> Lines:
@@ -159,7 +195,9 @@ def paired_rows(table: Path) -> Lines:
 
 
 def best_of_tune(table: Path) -> list[dict[str, Any]]:
-    """Each learner's best setting by the mean of its last policies; of equals, by that while learning."""
+    """Each learner's best setting by the mean of its last policies; of equals, by that while
+    learning.
+    """
     keys, scores = ["learning_rate", "target_sync_interval"], ["eval_return", "mean_while_learning"]
     lines, rows = pd.read_csv(table, dtype=dict.fromkeys(keys, str)), []
     for learner, mine in lines.groupby("learner", sort=False):
@@ -172,7 +210,7 @@ def best_of_tune(table: Path) -> list[dict[str, Any]]:
     return rows
 
 
-# %% Folder 4 -------------------------------------------------------------------------------------------
+# %% Folder 4 --------------------------------------------------------------------------------------
 def mnist(runs: Sequence[Path], figures: Sequence[str]) -> Lines:
     """Some figures of each seed: the last accuracies, means of the log, seconds of all seeds."""
     for run in runs:
@@ -191,7 +229,7 @@ def mnist_log(runs: Sequence[Path]) -> Lines:
         yield from read_csv(run / "log.csv")
 
 
-# %% Folder 5 -------------------------------------------------------------------------------------------
+# %% Folder 5 --------------------------------------------------------------------------------------
 WHEN = "before", "after"
 
 
@@ -204,7 +242,9 @@ def language_model(runs: Sequence[Path]) -> Lines:
     """Folder 5's seeds.csv: one line per run."""
     for run in runs:
         result = read_json(run / "result.json")
-        named = [(when, name) for when in WHEN for name in result[when] if name.endswith("_accuracy")]
+        named = [
+            (when, name) for when in WHEN for name in result[when] if name.endswith("_accuracy")
+        ]
         shares = {f"{when}_{name}": result[when][name] for when, name in named}
         more = {name: result.get(name, "") for name in ("seconds", "seconds_per_step", "steps")}
         yield shares | {"questions": result["before"]["questions"]} | more | measured(run)
@@ -214,12 +254,18 @@ KEYS = ("answer_accuracy", "lenient_accuracy", "format_accuracy", "greedy_answer
 
 
 def own_task(runs: Sequence[Path]) -> Lines:
-    """Folder 5's own_tasks.csv: one line per run, and one for each data_source where it has several."""
+    """Folder 5's own_tasks.csv: one line per run, and one for each data_source where it has
+    several.
+    """
     for run in runs:
         result = read_json(run / "result.json")
-        parts = {when: {"all": result[when]} | result[when].get("by_data_source", {}) for when in WHEN}
+        parts = {
+            when: {"all": result[when]} | result[when].get("by_data_source", {}) for when in WHEN
+        }
         for name, before in parts["before"].items():
-            shares = {f"{when}_{key}": parts[when][name].get(key, "") for key in KEYS for when in WHEN}
+            shares = {
+                f"{when}_{key}": parts[when][name].get(key, "") for key in KEYS for when in WHEN
+            }
             line = {"data_source": name, "questions": before["questions"]} | shares
             yield line | {"seconds": result["seconds"]} | measured(run)
 
@@ -227,11 +273,18 @@ def own_task(runs: Sequence[Path]) -> Lines:
 def mismatch(runs: Sequence[Path]) -> Lines:
     """Folder 5's mismatch.csv."""
     for run in runs:
-        result, command = read_json(run / "result.json"), read_json(run / "measured.json")["command"]
+        result, command = (
+            read_json(run / "result.json"),
+            read_json(run / "measured.json")["command"],
+        )
         line = {"seed": read_json(run / "constants.json")["SEED"], "command": command}
         line |= {f"{when}_{key}": result[when][key] for when in WHEN for key in KEYS}
         graded = sum(int(row["answers"]) for row in read_csv(run / "train_log.csv"))
-        line |= {"questions": result["before"]["questions"], "graded": graded, "seconds": result["seconds"]}
+        line |= {
+            "questions": result["before"]["questions"],
+            "graded": graded,
+            "seconds": result["seconds"],
+        }
         yield line | measured(run)
 
 

@@ -20,7 +20,7 @@ PLANS = tomllib.loads((Path(__file__).parent / "drawings.toml").read_text())
 COLOURS = {"blue": BLUE, "green": GREEN, "grey": GREY, "orange": ORANGE}
 
 
-# %% Boxes and arrows -----------------------------------------------------------------------------------
+# %% Boxes and arrows ------------------------------------------------------------------------------
 def sheet(height: float, bottom: float = 0) -> tuple[Figure, Axes]:
     """An empty picture whose unit is an inch."""
     figure = Figure((WIDE, height))
@@ -40,7 +40,9 @@ def box(axes: Axes, middle: Point, size: Point, text: str, colour: str = BLUE, *
     (x, y), (width, height) = middle, size
     corner = (x - width / 2, y - height / 2)
     style = "round,pad=0,rounding_size=0.08"
-    axes.add_patch(FancyBboxPatch(corner, width, height, boxstyle=style, fc=f"{colour}18", ec=colour, lw=1.6))
+    axes.add_patch(
+        FancyBboxPatch(corner, width, height, boxstyle=style, fc=f"{colour}18", ec=colour, lw=1.6)
+    )
     say(axes, x, y, text, **options)
 
 
@@ -77,15 +79,17 @@ def drawn(name: str, *tables: Path) -> Figure:
     return (getattr(pictures, name, None) or globals()[name])(*tables)
 
 
-# %% The drawings ---------------------------------------------------------------------------------------
-# An episode of eight steps, then terminated: what each brought, and what the critic had promised before it.
+# %% The drawings ----------------------------------------------------------------------------------
+# An episode of eight steps, then terminated: what each brought, and what the critic had promised
+# before it.
 REWARDS = np.array([0, 1, 0, 1, 0, 1, 0, 5])
 PROMISES = np.array([6, 5, 6, 7, 6, 4, 2, 3])
 
 
 def gae_timeline() -> Figure:
     """The TD errors of an episode, and what of each is counted in the first step's advantage."""
-    delta = REWARDS + np.append(PROMISES[1:], 0) - PROMISES  # gamma = 1; nothing is promised at the end
+    # gamma = 1; nothing is promised at the end
+    delta = REWARDS + np.append(PROMISES[1:], 0) - PROMISES
     steps = np.arange(1, 9)
     figure = Figure((WIDE, 5.6))
     rows = figure.subplots(4, 1, sharex=True, height_ratios=(2, 3, 3, 3))
@@ -95,7 +99,11 @@ def gae_timeline() -> Figure:
         say(rows[0], 0.1, -y, words, ha="right", weight="bold")
         for step, number in zip(steps, (steps, REWARDS, PROMISES, delta)[y], strict=True):
             say(rows[0], step, -y, signed(number) if words == "δ" else str(number))
-    kinds = {0.0: "trust the critic at once", 0.5: "each later step counts half", 1.0: "count all that came"}
+    kinds = {
+        0.0: "trust the critic at once",
+        0.5: "each later step counts half",
+        1.0: "count all that came",
+    }
     for axes, (gae_lambda, words) in zip(rows[1:], kinds.items(), strict=True):
         shares = delta * gae_lambda ** (steps - 1)
         axes.bar(steps, delta, width=0.6, color="none", edgecolor=GREY, lw=0.8, ls=":")
@@ -105,10 +113,24 @@ def gae_timeline() -> Figure:
         for step, share, whole in zip(steps, shares, delta, strict=True):
             number = signed(share, 3 if abs(share) > 0.1 else 2)
             above = whole >= 0
-            say(axes, step, whole + (0.2 if above else -0.2), number, va="bottom" if above else "top")
+            say(
+                axes,
+                step,
+                whole + (0.2 if above else -0.2),
+                number,
+                va="bottom" if above else "top",
+            )
         axes.text(-0.7, 3.4, f"λ = {gae_lambda:g}:", fontsize=11, weight="bold")
         axes.text(0.45, 3.4, words, fontsize=11)
-        say(axes, 8.6, 3.75, f"A₁ = {signed(shares.sum(), 3)}", fontsize=11, weight="bold", ha="right")
+        say(
+            axes,
+            8.6,
+            3.75,
+            f"A₁ = {signed(shares.sum(), 3)}",
+            fontsize=11,
+            weight="bold",
+            ha="right",
+        )
     for axes in rows:
         axes.set(xlim=(-0.7, 8.6), xticks=[], yticks=[])
         axes.spines[:].set_visible(False)
@@ -116,7 +138,9 @@ def gae_timeline() -> Figure:
 
 
 def ratio_passes(table: Path) -> Figure:
-    """The ratios of twenty actions while ten passes go over their rollout, with the clip and without."""
+    """The ratios of twenty actions while ten passes go over their rollout, with the clip and
+    without.
+    """
     figure, both = panels(1, 2, 3.4, sharey=True)
     kinds = pd.read_csv(table).groupby("clip_epsilon", sort=False)
     titles = "with the clip, ε = 0.2", "without the clip"
@@ -126,7 +150,12 @@ def ratio_passes(table: Path) -> Figure:
             colour = GREEN if action.normalized_advantage.iloc[0] > 0 else RED
             axes.plot(action.passes, action.ratio, color=colour, lw=1.2, alpha=0.8)
         outside = f"{100 * mine.share_outside.iloc[-1]:.0f} % end outside 1 ± ε"
-        axes.set(title=f"{title}\n{outside}", xlabel="passes over the rollout", xlim=(0, 10), ylim=(0, 2.05))
+        axes.set(
+            title=f"{title}\n{outside}",
+            xlabel="passes over the rollout",
+            xlim=(0, 10),
+            ylim=(0, 2.05),
+        )
     both[0].set(ylabel="ratio: new probability / old", yticks=(0, 0.4, 0.8, 1, 1.2, 1.6, 2))
     for y, colour, words in ((0.25, GREEN, "advantage above 0"), (0.08, RED, "advantage below 0")):
         both[0].text(0.3, y, words, color=colour, fontsize=10)
@@ -136,12 +165,15 @@ def ratio_passes(table: Path) -> Figure:
 def eight_answers(transcript: Path) -> Figure:
     """A group of the main job's first step: rewards, their mean, and the advantages."""
     group = json.loads(transcript.read_text())
-    rewards, advantages = (np.array([a[n] for a in group["before"]]) for n in ("reward", "advantage"))
+    rewards, advantages = (
+        np.array([a[n] for a in group["before"]]) for n in ("reward", "advantage")
+    )
     rows = np.arange(len(rewards))
     figure, (left, right) = panels(1, 2, 4.6, sharey=True)
     figure.suptitle(f"{group['question']}\n(right: {group['answer']})", fontsize=10.5)
     left.barh(rows, rewards, color=GREY, height=0.4)
-    left.vlines([rewards.mean()] * 8, rows - 0.2, rows + 0.38, color=ORANGE, lw=2)  # not across the answers
+    # not across the answers
+    left.vlines([rewards.mean()] * 8, rows - 0.2, rows + 0.38, color=ORANGE, lw=2)
     left.text(rewards.mean() + 0.1, 7.45, f"mean {rewards.mean():.2f}", color=ORANGE, fontsize=10)
     left.set(title="reward, points", xlim=(0, 10), ylim=(7.6, -0.7), yticks=[])
     right.barh(rows, advantages, color=np.where(advantages > 0, GREEN, RED), height=0.4)
@@ -150,16 +182,22 @@ def eight_answers(transcript: Path) -> Figure:
     for row, (answer, advantage) in enumerate(zip(group["before"], advantages, strict=True)):
         left.text(0, row - 0.28, answer["text"], family="monospace", fontsize=8.5)
         side = 1 if advantage > 0 else -1
-        say(right, advantage + 0.08 * side, row, signed(advantage, 2), ha="left" if side > 0 else "right")
+        say(
+            right,
+            advantage + 0.08 * side,
+            row,
+            signed(advantage, 2),
+            ha="left" if side > 0 else "right",
+        )
     return figure
 
 
 def pushes(group: dict, row: int) -> list[float]:
     """How hard a group pushes each token of one of its answers, before the division by the length.
 
-    Of the answers that begin as this one does, those that drew the same token push it up by their advantage,
-    and all push it down by their advantage times its probability: the slope of sum_i A_i log pi along the
-    token's logit.
+    Of the answers that begin as this one does, those that drew the same token push it up by their
+    advantage, and all push it down by their advantage times its probability: the slope of sum_i A_i
+    log pi along the token's logit.
     """
     answers, mine = group["before"], group["before"][row]
     pushed = []
@@ -174,8 +212,18 @@ def token_credit(transcript: Path) -> Figure:
     """Two answers of the group, token by token: where the push of the eight advantages falls."""
     group = json.loads(transcript.read_text())
     figure, axes = sheet(3.0)
-    say(axes, 0.1, 2.82, "Tokens that all eight answers share get almost no push", ha="left", weight="bold")
-    for y, row, name in ((1.85, 2, "the best answer: A = +1.65"), (0.55, 5, "a wrong answer: A = −1.08")):
+    say(
+        axes,
+        0.1,
+        2.82,
+        "Tokens that all eight answers share get almost no push",
+        ha="left",
+        weight="bold",
+    )
+    for y, row, name in (
+        (1.85, 2, "the best answer: A = +1.65"),
+        (0.55, 5, "a wrong answer: A = −1.08"),
+    ):
         say(axes, 0.1, y + 0.48, name, ha="left")
         x = 0.1
         for piece, push in zip(group["before"][row]["pieces"][:-1], pushes(group, row)):
@@ -183,10 +231,17 @@ def token_credit(transcript: Path) -> Figure:
             strength = min(abs(push) / 3.2, 1)
             seen = strength > 0.02
             colour = (GREEN if push > 0 else RED) if seen else GREY
-            axes.add_patch(FancyBboxPatch(
-                (x, y - 0.18), width, 0.36, boxstyle="round,pad=0,rounding_size=0.05", ec=colour,
-                lw=1.6 if seen else 0.8, fc=f"{colour}{int(30 + 80 * strength):02x}" if seen else "none",
-            ))  # fmt: skip
+            axes.add_patch(
+                FancyBboxPatch(
+                    (x, y - 0.18),
+                    width,
+                    0.36,
+                    boxstyle="round,pad=0,rounding_size=0.05",
+                    ec=colour,
+                    lw=1.6 if seen else 0.8,
+                    fc=f"{colour}{int(30 + 80 * strength):02x}" if seen else "none",
+                )
+            )
             say(axes, x + width / 2, y, piece, fontsize=9, family="monospace")
             if seen:
                 say(axes, x + width / 2, y - 0.34, signed(push, 2), color=colour, weight="bold")
@@ -195,15 +250,28 @@ def token_credit(transcript: Path) -> Figure:
 
 
 def values_crawl(table: Path) -> Figure:
-    """What the table of chapter 1 holds after so many episodes: the best action's value in each cell."""
+    """What the table of chapter 1 holds after so many episodes: the best action's value in each
+    cell.
+    """
     figure, axes = panels(2, 2, 2.7)
-    for one, (episodes, rows) in zip(axes, pd.read_csv(table).groupby("episodes", sort=False), strict=True):
+    for one, (episodes, rows) in zip(
+        axes, pd.read_csv(table).groupby("episodes", sort=False), strict=True
+    ):
         for i, value in enumerate(rows.best_value):
             row, column = divmod(i, 4)
-            one.add_patch(Rectangle((column, row), 1, 1, fc=BLUE, ec=GREY, lw=0.6, alpha=max(value, 0) / 200))
+            one.add_patch(
+                Rectangle((column, row), 1, 1, fc=BLUE, ec=GREY, lw=0.6, alpha=max(value, 0) / 200)
+            )
             text = "goal" if i == len(rows) - 1 else f"{value:.0f}" if value >= 0.5 else "·"
             say(one, column + 0.5, row + 0.5, text, fontsize=11.5)
-        one.set(title=f"after episode {episodes}", xticks=[], yticks=[], xlim=(0, 4), ylim=(4, 0), aspect=1)
+        one.set(
+            title=f"after episode {episodes}",
+            xticks=[],
+            yticks=[],
+            xlim=(0, 4),
+            ylim=(4, 0),
+            aspect=1,
+        )
         one.spines[:].set_visible(True)
     return figure
 
@@ -212,7 +280,13 @@ def memory(table: Path) -> Figure:
     """What PPO and GRPO keep on the chip, at 8 billion parameters in bfloat16."""
     row = pd.read_csv(table, index_col="network").loc["8 billion, bfloat16, reference in bfloat16"]
     figure, [axes] = panels(1, height=3.0)
-    parts = {"weights": BLUE, "gradients": BLUE, "adam_moments": BLUE, "reference": GREY, "critic": RED}
+    parts = {
+        "weights": BLUE,
+        "gradients": BLUE,
+        "adam_moments": BLUE,
+        "reference": GREY,
+        "critic": RED,
+    }
     words = {"adam_moments": "Adam", "critic": "critic: weights,\ngradients, Adam"}
     for y, method in enumerate(("GRPO", "PPO")):
         left = 0.0
@@ -222,7 +296,14 @@ def memory(table: Path) -> Figure:
             size = row[name] / 1e9
             axes.barh(y, size, left=left, color=f"{colour}30", edgecolor=colour, height=0.6)
             upright = {"rotation": 90} if size < 20 else {}
-            say(axes, left + size / 2, y, f"{words.get(name, name)}\n{size:.1f}", fontsize=10, **upright)
+            say(
+                axes,
+                left + size / 2,
+                y,
+                f"{words.get(name, name)}\n{size:.1f}",
+                fontsize=10,
+                **upright,
+            )
             left += size
         say(axes, left + 2, y, f"{left:.0f} GB", weight="bold", ha="left")
     axes.set_yticks([0, 1], ["GRPO", "PPO"], fontsize=11)
@@ -231,14 +312,20 @@ def memory(table: Path) -> Figure:
     return figure
 
 
-STRATEGIES = {  # mesh of mesh_and_axis_rules.py, and into how many rows and columns the weights are cut
-    "data parallel": ("8 × 1", 1, 1), "tensor parallel": ("1 × 8", 1, 8), "both": ("4 × 2", 1, 2),
-    "FSDP": ("8 × 1", 8, 1), "FSDP + tensor": ("4 × 2", 4, 2),
-}  # fmt: skip
+# mesh of mesh_and_axis_rules.py, and into how many rows and columns the weights are cut
+STRATEGIES = {
+    "data parallel": ("8 × 1", 1, 1),
+    "tensor parallel": ("1 × 8", 1, 8),
+    "both": ("4 × 2", 1, 2),
+    "FSDP": ("8 × 1", 8, 1),
+    "FSDP + tensor": ("4 × 2", 4, 2),
+}
 
 
 def mesh_and_axis_rules() -> Figure:
-    """The weights of a layer as five strategies cut them, and what one of eight devices keeps of them."""
+    """The weights of a layer as five strategies cut them, and what one of eight devices keeps of
+    them.
+    """
     figure, axes = panels(2, 3, 2.5)
     for one, (name, (mesh, rows, columns)) in zip(axes, STRATEGIES.items(), strict=False):
         pieces = rows * columns
@@ -247,7 +334,14 @@ def mesh_and_axis_rules() -> Figure:
             look = {"fc": "none" if i else f"{BLUE}50", "ec": GREY}
             one.add_patch(Rectangle((column / columns, row / rows), 1 / columns, 1 / rows, **look))
         say(one, 0.5, 1.1, "device 0: " + (f"1/{pieces}" if pieces > 1 else "everything"))
-        one.set(title=f"{name}\nmesh {mesh}", xlim=(0, 1), ylim=(1.25, 0), xticks=[], yticks=[], aspect=1)
+        one.set(
+            title=f"{name}\nmesh {mesh}",
+            xlim=(0, 1),
+            ylim=(1.25, 0),
+            xticks=[],
+            yticks=[],
+            aspect=1,
+        )
         one.spines[:].set_visible(False)
     axes[-1].axis("off")
     words = "One layer's weights,\ncut over 8 devices.\nBlue: the piece\nof device 0"

@@ -14,14 +14,19 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "5_GRPO_Maxtext"
 QUESTION = "Tom has 14 coins and gives away 7. How many coins are left?"  # in step 1 with SEED=0
-KEPT = ("text", "reward", "advantage", "pieces", "log_prob")  # points, standard deviations, tokens, nats
+# points, standard deviations, tokens, nats
+KEPT = ("text", "reward", "advantage", "pieces", "log_prob")
 
 
 def main() -> None:
     """Runs the main job, asks its last checkpoint the same question, and writes the file."""
     with tempfile.TemporaryDirectory() as name:
-        run, asked, answered = (Path(name, part) for part in ("run", "asked.jsonl", "answered.jsonl"))
-        subprocess.run([sys.executable, FOLDER / "grpo_llama3_1_8b_demo.py", f"RUN_DIR={run}"], check=True)
+        run, asked, answered = (
+            Path(name, part) for part in ("run", "asked.jsonl", "answered.jsonl")
+        )
+        subprocess.run(
+            [sys.executable, FOLDER / "grpo_llama3_1_8b_demo.py", f"RUN_DIR={run}"], check=True
+        )
         lines = map(json.loads, (run / "answers.jsonl").read_text().splitlines())
         [group] = [line for line in lines if line["step"] == 1 and line["question"] == QUESTION]
         asked.write_text(json.dumps({"question": QUESTION, "answer": f"#### {group['answer']}"}))

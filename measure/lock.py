@@ -1,9 +1,11 @@
-"""What a committed table or picture was made from, and whether that's still what the repository holds.
+"""What a committed table or picture was made from, and whether that's still what the repository
+holds.
 
-lock.json has an entry for each committed product: the command, a hash of the code that made it, a hash of
-what the code was given (constants, patches, or the tables that a picture is drawn from), commit, versions,
-machine, date and minutes. Comments, docstrings and line breaks change no hash. Under `checked` it says when a
-row was made anew with later code, or when short runs of both codes were equal (`short_runs`).
+lock.json has an entry for each committed product: the command, a hash of the code that made it, a
+hash of what the code was given (constants, patches, or the tables that a picture is drawn from),
+commit, versions, machine, date and minutes. Comments, docstrings and line breaks change no hash.
+Under `checked` it says when a row was made anew with later code, or when short runs of both codes
+were equal (`short_runs`).
 """
 
 import ast
@@ -43,7 +45,9 @@ def without_words(text: str) -> ast.Module:
     """The parsed text without its docstrings; comments are lost in parsing."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
+            node
+        ):
             node.body = node.body[1:] or [ast.Pass()]
     return tree
 
@@ -59,7 +63,9 @@ def imported(tree: ast.Module, places: Sequence[Path]) -> Iterator[Path]:
             continue
         for name in names:
             paths = [place / f"{name.replace('.', '/')}.py" for place in places]
-            if name not in NO_NUMBERS and (found := next((path for path in paths if path.exists()), None)):
+            if name not in NO_NUMBERS and (
+                found := next((path for path in paths if path.exists()), None)
+            ):
                 yield found
 
 
@@ -84,7 +90,9 @@ def parsed(text: str, places: tuple[Path, ...]) -> tuple[str, tuple[Path, ...]]:
 
 def function_of(path: Path, name: str) -> str:
     """A function's source, normalized."""
-    functions = (node for node in without_words(path.read_text()).body if getattr(node, "name", "") == name)
+    functions = (
+        node for node in without_words(path.read_text()).body if getattr(node, "name", "") == name
+    )
     return ast.unparse(next(functions))
 
 
@@ -103,5 +111,7 @@ def why_stale(entry: dict[str, Any] | None, code: str, given: str) -> str:
     if not entry:
         return "never recorded"
     words = {"code": "its code", "given": "what it was given"}
-    changed = [words[name] for name, now in (("code", code), ("given", given)) if entry[name] != now]
+    changed = [
+        words[name] for name, now in (("code", code), ("given", given)) if entry[name] != now
+    ]
     return f"{' and '.join(changed)} changed since {entry['commit']}" if changed else ""

@@ -1,4 +1,6 @@
-"""The measured pictures of the pages, each a function of committed tables; `save` writes both languages."""
+"""The measured pictures of the pages, each a function of committed tables; `save` writes both
+languages.
+"""
 
 import io
 import re
@@ -18,25 +20,52 @@ from matplotlib.text import Text
 from matplotlib.ticker import NullLocator, PercentFormatter
 
 ROOT = Path(__file__).resolve().parent.parent
-BLUE, ORANGE, GREY, GREEN, RED, PURPLE = "#0969da", "#c2570c", "#6e7781", "#1a7f37", "#cf222e", "#8250df"
+BLUE, ORANGE, GREY, GREEN, RED, PURPLE = (
+    "#0969da",
+    "#c2570c",
+    "#6e7781",
+    "#1a7f37",
+    "#cf222e",
+    "#8250df",
+)
 INK, PAGE = "#1f2328", "#ffffff"
 DARK = {  # of GitHub's dark pages
-    BLUE: "#58a6ff", ORANGE: "#f0883e", GREY: "#8b949e", GREEN: "#3fb950", RED: "#ff7b72", PURPLE: "#bc8cff",
-    INK: "#e6edf3", PAGE: "#0d1117",
-}  # fmt: skip
+    BLUE: "#58a6ff",
+    ORANGE: "#f0883e",
+    GREY: "#8b949e",
+    GREEN: "#3fb950",
+    RED: "#ff7b72",
+    PURPLE: "#bc8cff",
+    INK: "#e6edf3",
+    PAGE: "#0d1117",
+}
 FONTS = "system-ui, 'PingFang TC', 'Microsoft JhengHei', 'Noto Sans CJK TC', sans-serif"
 CHINESE = tomllib.loads((Path(__file__).parent / "chinese.toml").read_text())
 NUMBER = re.compile(r"[+−-]?\d[\d,.]*(?<![,.])")
 WIDE = 6.0  # inches of every picture: a phone shows it at two thirds of its size
-rcParams.update({
-    "svg.fonttype": "none", "svg.hashsalt": "course", "font.size": 11, "axes.titlesize": 11,
-    "axes.titlelocation": "left", "legend.frameon": False, "axes.spines.top": False, "legend.fontsize": 10,
-    "axes.spines.right": False, "xtick.labelsize": 10, "ytick.labelsize": 10, "text.color": INK,
-    "axes.labelcolor": INK, "axes.edgecolor": GREY, "xtick.color": INK, "ytick.color": INK,
-})  # fmt: skip
+rcParams.update(
+    {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "course",
+        "font.size": 11,
+        "axes.titlesize": 11,
+        "axes.titlelocation": "left",
+        "legend.frameon": False,
+        "axes.spines.top": False,
+        "legend.fontsize": 10,
+        "axes.spines.right": False,
+        "xtick.labelsize": 10,
+        "ytick.labelsize": 10,
+        "text.color": INK,
+        "axes.labelcolor": INK,
+        "axes.edgecolor": GREY,
+        "xtick.color": INK,
+        "ytick.color": INK,
+    }
+)
 
 
-# %% Light and dark, English and Chinese ------------------------------------------------------------------
+# %% Light and dark, English and Chinese -----------------------------------------------------------
 def chinese(text: str) -> str:
     """A label in Chinese, from chinese.toml, where # stands for each number. Code and numbers stay."""
     numbers = iter(NUMBER.findall(text))
@@ -62,8 +91,11 @@ def adapted(svg: str) -> str:
     """An SVG of matplotlib's with the reader's fonts, light or dark as the page around it is."""
     rules = [f"text:not([style*=Mono]) {{font-family: {FONTS} !important}}"]
     rules += ["@media (prefers-color-scheme: dark) {"]
-    rules += [f"[style*='{what}: {light}'] {{{what}: {dark} !important}}"
-              for light, dark in DARK.items() for what in ("fill", "stroke")]  # fmt: skip
+    rules += [
+        f"[style*='{what}: {light}'] {{{what}: {dark} !important}}"
+        for light, dark in DARK.items()
+        for what in ("fill", "stroke")
+    ]
     svg = re.sub(r'(?<= d=")[^"]+', lambda path: re.sub(r"(\.\d)\d+", r"\1", path[0]), svg)
     svg = re.sub(r"<metadata>.*?</metadata>\s*|<\?xml.*?(?=<svg)", "", svg, flags=re.S)
     return svg.replace("</style>", "\n".join([*rules, "}</style>"]), 1)
@@ -76,20 +108,25 @@ def save(figure: Figure, path: Path) -> None:
             translate(figure)
         svg = io.StringIO()
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph .* missing")  # of Chinese: the reader has the font
+            # of Chinese: the reader has the font
+            warnings.filterwarnings("ignore", "Glyph .* missing")
             figure.savefig(svg, format="svg", facecolor=PAGE, metadata={"Date": None})
         target.write_text(adapted(svg.getvalue()))
 
 
-# %% Pieces -----------------------------------------------------------------------------------------------
+# %% Pieces ----------------------------------------------------------------------------------------
 def log_of(rows: pd.DataFrame) -> SimpleNamespace:
     """A log's columns as a script has them, each [seeds, rows]."""
     columns = rows.select_dtypes("number").astype(float)
     seeds = rows.seed.nunique()
-    return SimpleNamespace(**{name: columns[name].to_numpy().reshape(seeds, -1) for name in columns})
+    return SimpleNamespace(
+        **{name: columns[name].to_numpy().reshape(seeds, -1) for name in columns}
+    )
 
 
-def panels(rows: int, columns: int = 1, height: float = 2.6, **options) -> tuple[Figure, list[Axes]]:
+def panels(
+    rows: int, columns: int = 1, height: float = 2.6, **options
+) -> tuple[Figure, list[Axes]]:
     """Axes below and beside each other, in a picture of the usual width."""
     figure = Figure((WIDE, height * rows), layout="constrained")
     axes = [*figure.subplots(rows, columns, squeeze=False, **options).flat]
@@ -144,7 +181,7 @@ def of_log(folder: str, name: str, *more) -> Callable[[Path], Figure]:
     return lambda log: of_chapter(folder, name, log_of(pd.read_csv(log)), *more)
 
 
-# %% Folder 1 -------------------------------------------------------------------------------------------
+# %% Folder 1 --------------------------------------------------------------------------------------
 def q_learning_curve(log: Path) -> Figure:
     """Return and largest error."""
     rows = pd.read_csv(log).to_numpy()
@@ -160,10 +197,14 @@ def q_table(table: Path) -> Figure:
 def step_sizes(curves: Path) -> Figure:
     """Above: largest error. Below: return. Lines are means over the seeds, bands lowest to highest."""
     figure, both = panels(2, sharex=True)
-    groups, colors = pd.read_csv(curves).groupby("changed", sort=False), (BLUE, ORANGE, GREY, GREEN, RED)
+    groups, colors = (
+        pd.read_csv(curves).groupby("changed", sort=False),
+        (BLUE, ORANGE, GREY, GREEN, RED),
+    )
     for (label, rows), color in zip(groups, colors, strict=True):
         rows = rows.iloc[np.unique(np.geomspace(1, len(rows), 150).astype(int)) - 1]
-        width = 4 if label == "unchanged" else 1.5  # where a later one covers the first, both are seen
+        # where a later one covers the first, both are seen
+        width = 4 if label == "unchanged" else 1.5
         for axes, name in zip(both, ("error", "return"), strict=True):
             ends = (rows[f"{name}_{end}"] for end in ("mean", "min", "max"))
             band(axes, rows.episode, *ends, color, label, linewidth=width)
@@ -172,7 +213,7 @@ def step_sizes(curves: Path) -> Figure:
     return key_below(figure, both[0], 3)
 
 
-# %% Folder 2 -------------------------------------------------------------------------------------------
+# %% Folder 2 --------------------------------------------------------------------------------------
 dqn_curve = of_log("2_Cart_Pole_DQN", "draw_learning_curve")
 
 
@@ -180,11 +221,16 @@ def seeds_of_dqn(table: Path) -> Figure:
     """Last policies of the rows where not every seed is solved."""
     returns = pd.read_csv(table).groupby("changed", sort=False).eval_return
     solved = returns.agg(lambda values: (values >= 475).sum()).sort_values(kind="stable")
-    shown = {label.replace(" ", "\n"): (returns.get_group(label), f"{count} of 10")
-             for label, count in solved.items() if count < 10}  # fmt: skip
+    shown = {
+        label.replace(" ", "\n"): (returns.get_group(label), f"{count} of 10")
+        for label, count in solved.items()
+        if count < 10
+    }
     figure, axes = by_seed(shown, height=0.6)
     axes.axvline(475, color=GREEN, linewidth=1)
-    axes.set(xlim=(0, 510), xticks=range(0, 501, 100), title="What fails: seeds solved (475 or more)")
+    axes.set(
+        xlim=(0, 510), xticks=range(0, 501, 100), title="What fails: seeds solved (475 or more)"
+    )
     axes.set_xlabel("return of the last policy; other rows: 10 of 10", loc="right")
     return figure
 
@@ -193,8 +239,13 @@ def overestimation(table: Path) -> Figure:
     """What the network promises less what comes of it, with and without Double DQN."""
     groups = pd.read_csv(table).groupby("changed", sort=False)
     figure, both = panels(2, sharex=True)
-    titles = "defaults: the estimate starts too low", "one-step targets, copied every 20 steps: too high"
-    for axes, label, title in zip(both, ("", "N_STEPS=1 TARGET_SYNC_INTERVAL=20"), titles, strict=True):
+    titles = (
+        "defaults: the estimate starts too low",
+        "one-step targets, copied every 20 steps: too high",
+    )
+    for axes, label, title in zip(
+        both, ("", "N_STEPS=1 TARGET_SYNC_INTERVAL=20"), titles, strict=True
+    ):
         draw_band(axes, groups.get_group(label or "unchanged"), BLUE, "Double DQN")
         draw_band(axes, groups.get_group(f"{label} DOUBLE_DQN=False".strip()), ORANGE, "plain max")
         axes.axhline(0, color=GREY, linewidth=1)
@@ -204,7 +255,7 @@ def overestimation(table: Path) -> Figure:
     return key_below(figure, both[0])
 
 
-# %% Folder 3 -------------------------------------------------------------------------------------------
+# %% Folder 3 --------------------------------------------------------------------------------------
 ppo_curve = of_log("3_Pendulum", "draw_ppo_curve")
 reinforce_curve = of_log("3_Pendulum", "draw_reinforce_curve", "critic_baseline")
 
@@ -221,7 +272,9 @@ def seeds_of_ppo(table: Path) -> Figure:
     means = returns.mean().sort_values(kind="stable")
     for label in [*means[means < -170].index, "unchanged"]:
         steps, *others = label.split()
-        words = f"the textbook's constants\n{steps}" if len(others) > 2 else label.replace(" ", "\n")
+        words = (
+            f"the textbook's constants\n{steps}" if len(others) > 2 else label.replace(" ", "\n")
+        )
         shown[words] = -returns.get_group(label), f"−{-means[label]:.0f}"
     figure, axes = by_seed(shown, height=0.48)
     ticks = [150, 300, 600, 1200]
@@ -233,14 +286,19 @@ def seeds_of_ppo(table: Path) -> Figure:
 
 
 FAILURES = {  # the rows from which most is to be learned
-    "CLIP_EPSILON=1e9": "no clip, no KL penalty", "BOOTSTRAP_TRUNCATED=False": "truncated = terminated",
-    "NORMALIZE_ADVANTAGES=False": "advantages of any size", "GAE_LAMBDA=0.0": "critic trusted at once",
-    "CRITIC_LEARNING_RATE=1e-3": "critic learns too slowly", "NUM_EPOCHS=1": "each rollout used once",
-}  # fmt: skip
+    "CLIP_EPSILON=1e9": "no clip, no KL penalty",
+    "BOOTSTRAP_TRUNCATED=False": "truncated = terminated",
+    "NORMALIZE_ADVANTAGES=False": "advantages of any size",
+    "GAE_LAMBDA=0.0": "critic trusted at once",
+    "CRITIC_LEARNING_RATE=1e-3": "critic learns too slowly",
+    "NUM_EPOCHS=1": "each rollout used once",
+}
 
 
 def failures(table: Path) -> Figure:
-    """The greedy policy's learning curve of each row of FAILURES, above that of the first row in grey."""
+    """The greedy policy's learning curve of each row of FAILURES, above that of the first row in
+    grey.
+    """
     groups = pd.read_csv(table).groupby("changed", sort=False)
     first = groups.get_group("unchanged")
     figure, axes = panels(3, 2, 2.1, sharex=True, sharey=True)
@@ -264,7 +322,9 @@ def baselines(table: Path, shown=tuple(BASELINES), credit=(True, False)) -> Figu
     figure, axes = panels(len(shown), len(credit), 1.7, sharex=True, sharey=True)
     pairs = [(baseline, to_go) for baseline in shown for to_go in credit]
     for one, (baseline, to_go) in zip(axes, pairs, strict=True):
-        draw_band(one, groups.get_group(f"REWARD_TO_GO={to_go} BASELINE={baseline}"), BASELINES[baseline])
+        draw_band(
+            one, groups.get_group(f"REWARD_TO_GO={to_go} BASELINE={baseline}"), BASELINES[baseline]
+        )
         column = f", {'reward to go' if to_go else 'whole return'}" if len(credit) > 1 else ""
         one.set_title(baseline.replace("_", " ") + column)
         one.set(ylim=(0, 515), xticks=[0, 50_000, 100_000])
@@ -280,8 +340,8 @@ def two_baselines(table: Path) -> Figure:
 def gradient_variance(table: Path) -> Figure:
     """Above: noise of three estimates at one policy. Below: variance of two, along the training.
 
-    The noise is an estimator's variance over the squared length of its mean, which is what it is to find.
-    Without a baseline the noise hides the mean, so the length is the critic's.
+    The noise is an estimator's variance over the squared length of its mean, which is what it is to
+    find. Without a baseline the noise hides the mean, so the length is the critic's.
     """
     lines = pd.read_csv(table).query("reward_to_go")
     figure, (above, below) = panels(2, height=2.4)
@@ -297,20 +357,30 @@ def gradient_variance(table: Path) -> Figure:
     above.invert_yaxis()
     for baseline in ("no_baseline", "critic_baseline"):
         mine = lines[lines.baseline == baseline]
-        below.plot(steps, mine.trace, "o-", color=BASELINES[baseline], label=baseline.replace("_", " "))
-    below.set(xlabel="policy frozen at environment step", yscale="log", title="variance along one training")
+        below.plot(
+            steps, mine.trace, "o-", color=BASELINES[baseline], label=baseline.replace("_", " ")
+        )
+    below.set(
+        xlabel="policy frozen at environment step",
+        yscale="log",
+        title="variance along one training",
+    )
     return key_below(figure, below)
 
 
-# %% Folder 4 -------------------------------------------------------------------------------------------
+# %% Folder 4 --------------------------------------------------------------------------------------
 def accuracy(table: Path) -> Figure:
     """All four methods while they learn."""
-    logs = {method: log_of(rows) for method, rows in pd.read_csv(table).groupby("method", sort=False)}
+    logs = {
+        method: log_of(rows) for method, rows in pd.read_csv(table).groupby("method", sort=False)
+    }
     return of_chapter("4_GRPO_MNIST", "draw_accuracy", logs)
 
 
 def pull(table: Path) -> Figure:
-    """The pull on an image against its probability, both logarithmic: what dividing by the spread does."""
+    """The pull on an image against its probability, both logarithmic: what dividing by the spread
+    does.
+    """
     rows = pd.read_csv(table)
     figure, [axes] = panels(1, height=3.8)
     for name, text, color, place in (
@@ -325,7 +395,7 @@ def pull(table: Path) -> Figure:
     return figure
 
 
-# %% Folder 5 -------------------------------------------------------------------------------------------
+# %% Folder 5 --------------------------------------------------------------------------------------
 def report(log: Path, seeds: Path) -> Figure:
     """While a run trains: its own answers and held-out questions. Below: the test before and after."""
     rows, result = pd.read_csv(log), pd.read_csv(seeds).iloc[0]
@@ -334,7 +404,10 @@ def report(log: Path, seeds: Path) -> Figure:
         reading, column = "lenient", "correct_lenient"
     held_out = rows.set_index("step")[f"held_out_{column}"].dropna()
     figure, (above, below) = panels(2, height=2.7, height_ratios=(2, 1))
-    lines = {"zero_variance": (GREY, "groups without signal"), column: (BLUE, "the step's answers: right")}
+    lines = {
+        "zero_variance": (GREY, "groups without signal"),
+        column: (BLUE, "the step's answers: right"),
+    }
     if column == "correct":
         lines["format_ok"] = ORANGE, "the step's answers: format right"
     for name, (color, label) in lines.items():
@@ -372,8 +445,15 @@ def pass_at_k(table: Path) -> Figure:
 
 
 METHODS = (  # of the page's table; one's own method joins them
-    "mean only", "GRPO, 0/1 reward", "MaxRL", "pairs", "no KL", "no clip", "DAPO", "random rewards"
-)  # fmt: skip
+    "mean only",
+    "GRPO, 0/1 reward",
+    "MaxRL",
+    "pairs",
+    "no KL",
+    "no clip",
+    "DAPO",
+    "random rewards",
+)
 
 
 def methods(table: Path) -> Figure:
@@ -383,13 +463,18 @@ def methods(table: Path) -> Figure:
     lines = pd.read_csv(table)
     present = dict.fromkeys(lines.method)
     counterpart = {name: study.METHODS.get(name, ("", "GRPO"))[1] for name in present}
-    shown = [name for name in (*METHODS, *(present.keys() - study.METHODS.keys()))
-             if {name, counterpart.get(name)} <= present.keys()]  # fmt: skip
+    shown = [
+        name
+        for name in (*METHODS, *(present.keys() - study.METHODS.keys()))
+        if {name, counterpart.get(name)} <= present.keys()
+    ]
     figure, both = panels(1, 2, 0.4 * len(shown) + 0.9, sharey=True)
     titles = {"pass_at_1": "one answer: pass@1", "pass_at_64": "best of 64: pass@64"}
     for axes, (name, title) in zip(both, titles.items(), strict=True):
         for y, method in enumerate(shown):
-            mean, low, high = (100 * x for x in study.difference(lines, method, counterpart[method], name))
+            mean, low, high = (
+                100 * x for x in study.difference(lines, method, counterpart[method], name)
+            )
             color = GREY if low <= 0 <= high else BLUE if mean > 0 else RED
             axes.plot([low, mean, high], [y] * 3, "-o", markevery=[1], color=color, lw=2.5)
             if mean < -7:  # off the picture
@@ -405,7 +490,11 @@ def methods(table: Path) -> Figure:
 def methods_pass_at_k(table: Path) -> Figure:
     """Does MaxRL keep what only many answers find?"""
     figure, [axes] = panels(1, height=3.6)
-    for method, color in {"before training": GREY, "GRPO, 0/1 reward": ORANGE, "MaxRL": BLUE}.items():
+    for method, color in {
+        "before training": GREY,
+        "GRPO, 0/1 reward": ORANGE,
+        "MaxRL": BLUE,
+    }.items():
         rows = pd.read_csv(table).replace("untrained", "before training").query("method == @method")
         band(axes, rows.k, rows["mean"], rows.lowest, rows.highest, color, method, marker="o", ms=3)
     axes.set_xscale("log", base=2)
@@ -427,10 +516,15 @@ def methods_dense(table: Path) -> Figure:
 
 
 VARIANTS = {  # of the grid in turns: what works, and the mistakes
-    "whole episode": BLUE, "reward to go": ORANGE, "slippery": GREEN, "walls": RED,
-    "the world's tokens trained": ORANGE, "only the last turn trained": GREEN,
-    "groups of different starts": RED, "padding between turns": PURPLE,
-}  # fmt: skip
+    "whole episode": BLUE,
+    "reward to go": ORANGE,
+    "slippery": GREEN,
+    "walls": RED,
+    "the world's tokens trained": ORANGE,
+    "only the last turn trained": GREEN,
+    "groups of different starts": RED,
+    "padding between turns": PURPLE,
+}
 
 
 def turns(table: Path) -> Figure:
@@ -451,14 +545,18 @@ def turns(table: Path) -> Figure:
 
 
 def mismatch(table: Path, window: int = 10) -> Figure:
-    """What the health line looks at, and what becomes of the answers; moving means of `window` steps."""
+    """What the health line looks at, and what becomes of the answers; moving means of `window`
+    steps.
+    """
     figure, both = panels(2, sharex=True)
     labels = {"mismatch": "mismatch, nats per token", "correct": "share of answers right"}
     for axes, (name, title) in zip(both, labels.items(), strict=True):
         variants = pd.read_csv(table).groupby("variant", sort=False)
         for (variant, rows), color in zip(variants, (BLUE, ORANGE, GREEN), strict=True):
             log = log_of(rows)
-            means = np.stack([np.convolve(row, np.ones(window) / window, "valid") for row in vars(log)[name]])
+            means = np.stack(
+                [np.convolve(row, np.ones(window) / window, "valid") for row in vars(log)[name]]
+            )
             band_of(axes, log.graded.mean(axis=0)[window - 1 :], means, color, variant)
         axes.set(title=title, ylim=(0, None))
     both[1].set_xlabel("answers graded")
@@ -481,6 +579,8 @@ def scaling(table: Path) -> Figure:
     axes.axvline(1, color=INK, lw=0.8)
     axes.set_yticks(range(len(labels)), labels)
     axes.grid(axis="y", color=GREY, alpha=0.25)
-    axes.set(xlim=(0, 1.1), ylim=(len(labels) - 0.5, -0.5), title="A step's time and memory: TRL = 1")
+    axes.set(
+        xlim=(0, 1.1), ylim=(len(labels) - 0.5, -0.5), title="A step's time and memory: TRL = 1"
+    )
     axes.set_xlabel("usually 10 M parameters, 128 tokens, 4 questions")
     return key_below(figure, axes)

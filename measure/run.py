@@ -1,4 +1,5 @@
-"""Makes the committed tables and pictures: `make figures`. Each chapter's study.toml says what is measured.
+"""Makes the committed tables and pictures: `make figures`. Each chapter's study.toml says what is
+measured.
 
     python -m measure.run STALE=True                                  # what's out of date, and the minutes
     python -m measure.run ONLY=2_Cart_Pole_DQN                        # a chapter; or one product's path
@@ -7,9 +8,10 @@
     python -m measure.run CHECK=True ONLY=3_Pendulum                  # a row of each anew: still the same?
     python -m measure.run MARK=True                                   # marks in lock.json what's out of date
 
-A row of a study is a script with some constants, perhaps in a copy of its folder with a few lines replaced (a
-mistake on purpose). Each runs as a process in runs/measure, and is found again by the hash of its code and
-constants. With WORKERS above 1 it has a core of its own, and XLA rounds differently than with two.
+A row of a study is a script with some constants, perhaps in a copy of its folder with a few lines
+replaced (a mistake on purpose). Each runs as a process in runs/measure, and is found again by the
+hash of its code and constants. With WORKERS above 1 it has a core of its own, and XLA rounds
+differently than with two.
 """
 
 import functools
@@ -44,10 +46,17 @@ from measure import columns, drawings, lock, pictures
 PACKAGES = ("jax", "flax", "optax", "numpy", "google-tunix", "maxtext")
 PLACES = (ROOT, ROOT / "5_GRPO_Maxtext")  # of files and folders that a command names
 NOT_COLUMNS = {"args", "script", "patches"}  # of a row
-OF_THE_MACHINE = ["seconds", "compile_seconds", "seconds_of_all_seeds", "seconds_per_step", "date", "machine"]
+OF_THE_MACHINE = [
+    "seconds",
+    "compile_seconds",
+    "seconds_of_all_seeds",
+    "seconds_per_step",
+    "date",
+    "machine",
+]
 
 
-# %% What study.toml says -------------------------------------------------------------------------------
+# %% What study.toml says --------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Run:
     """One process: a script, its constants, and what is replaced in a copy of its folder."""
@@ -57,7 +66,9 @@ class Run:
     edits: tuple[tuple[str, str, str], ...] = ()
 
     def given(self) -> list[Any]:
-        """What tells it from another run of the same code: constants, patches, and what named files hold."""
+        """What tells it from another run of the same code: constants, patches, and what named files
+        hold.
+        """
         values = [word.partition("=")[2] for word in self.arguments if word.endswith(".py")]
         files = [path for value in values for place in PLACES if (path := place / value).exists()]
         return [self.arguments, self.edits, *(lock.digest(path.read_text()) for path in files)]
@@ -86,7 +97,9 @@ class Job:
 
     def products(self) -> list[Path]:
         """The committed files."""
-        return [self.folder / "assets" / n if "/" not in n else ROOT / n for n in self.make["files"]]
+        return [
+            self.folder / "assets" / n if "/" not in n else ROOT / n for n in self.make["files"]
+        ]
 
     def sources(self) -> list[Path]:
         """The committed tables that this is made from."""
@@ -99,21 +112,31 @@ class Job:
         rows = []
         for row in self.make.get("rows", []):
             row = {"changed": row} if isinstance(row, str) else row
-            lists = [[(k, v) for v in (value if isinstance(value, list) and k != "patches" else [value])]
-                     for k, value in row.items()]  # fmt: skip
+            lists = [
+                [(k, v) for v in (value if isinstance(value, list) and k != "patches" else [value])]
+                for k, value in row.items()
+            ]
             rows += [dict(pairs) for pairs in itertools.product(*lists)]
         return rows
 
     def runs_of(self, row: dict[str, Any]) -> list[Run]:
         """A row's runs: one, or one per seed where the script takes one seed."""
-        form = row.get("args", self.make.get("args", "{constants}" if "constants" in row else "{changed}"))
+        form = row.get(
+            "args", self.make.get("args", "{constants}" if "constants" in row else "{changed}")
+        )
         patches = self.study.get("patch", {})
         words = shlex.split(form.format_map(row).replace("unchanged", ""))
         names = [*row.get("patches", []), *(word for word in words if word in patches)]
         edits = tuple(tuple(edit) for name in names for edit in patches[name])
-        script = self.folder / row.get("script", self.make.get("script", self.study.get("script", "")))
+        script = self.folder / row.get(
+            "script", self.make.get("script", self.study.get("script", ""))
+        )
         arguments = [word for word in words if word not in patches]
-        seeds = [[f"SEED={seed}"] for seed in range(self.make["seeds"])] if "seeds" in self.make else [[]]
+        seeds = (
+            [[f"SEED={seed}"] for seed in range(self.make["seeds"])]
+            if "seeds" in self.make
+            else [[]]
+        )
         return [Run(script, (*arguments, *seed), edits) for seed in seeds]
 
     def runs(self) -> list[Run]:
@@ -125,7 +148,9 @@ class Job:
         """Digests of the code, and of what it is given."""
         name = self.make.get("columns") or self.make.get("derive")
         function = lock.function_of(ROOT / "measure" / "columns.py", name) if name else ""
-        given = [lock.digest(path.read_text()) if path.exists() else "absent" for path in self.sources()]
+        given = [
+            lock.digest(path.read_text()) if path.exists() else "absent" for path in self.sources()
+        ]
         if "draw" in self.make:
             return drawn_with(), lock.digest(given, self.make["draw"])
         if "command" in self.make:  # the scripts are named under `code` where the command doesn't
@@ -139,7 +164,9 @@ class Job:
 
     def command(self) -> str:
         """What one types to make this."""
-        return self.make.get("command") or f"make figures ONLY={self.products()[0].relative_to(ROOT)}"
+        return (
+            self.make.get("command") or f"make figures ONLY={self.products()[0].relative_to(ROOT)}"
+        )
 
 
 def jobs() -> list[Job]:
@@ -161,9 +188,11 @@ def drawn_with() -> str:
     return lock.digest([lock.code_of(path) for path in sorted(paths)], data)
 
 
-# %% Running --------------------------------------------------------------------------------------------
+# %% Running ---------------------------------------------------------------------------------------
 def filled(words: Sequence[str], places: dict[str, str]) -> list[str]:
-    """A command's words with this machine's paths for NAME=PATH; FileNotFoundError if a path isn't there."""
+    """A command's words with this machine's paths for NAME=PATH; FileNotFoundError if a path isn't
+    there.
+    """
     new = []
     for word in words:
         name, _, value = word.partition("=")
@@ -177,10 +206,11 @@ def filled(words: Sequence[str], places: dict[str, str]) -> list[str]:
 
 
 def perform(run: Run, places: dict[str, str], runs: Path, machine: str, started: list) -> None:
-    """Runs it, unless it has been. measured.json, written last in its folder, says that it's complete.
+    """Runs it, unless it has been. measured.json, written last in its folder, says that it's
+    complete.
 
-    Its process joins `started`: in a session of its own, Ctrl-C doesn't reach it, or it would end early and
-    write a result.
+    Its process joins `started`: in a session of its own, Ctrl-C doesn't reach it, or it would end
+    early and write a result.
     """
     folder = run.folder(runs)
     if (folder / "measured.json").exists():
@@ -190,7 +220,9 @@ def perform(run: Run, places: dict[str, str], runs: Path, machine: str, started:
     script = run.script
     if run.edits:
         copy = folder / "changed" / script.parent.name
-        shutil.copytree(script.parent, copy, ignore=shutil.ignore_patterns("assets", "__pycache__", "*.md"))
+        shutil.copytree(
+            script.parent, copy, ignore=shutil.ignore_patterns("assets", "__pycache__", "*.md")
+        )
         for path, text in lock.edited(script.parent, run.edits).items():
             (copy / path.relative_to(run.script.parent)).write_text(text)
         script = copy / script.name
@@ -199,19 +231,31 @@ def perform(run: Run, places: dict[str, str], runs: Path, machine: str, started:
     begun = time.perf_counter()
     with open(folder / "said.txt", "w") as said:
         process = subprocess.Popen(
-            words, cwd=ROOT, stdout=said, stderr=subprocess.STDOUT, start_new_session=True,
+            words,
+            cwd=ROOT,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
             env=os.environ | {"JAX_COMPILATION_CACHE_DIR": cache},
-        )  # fmt: skip
+        )
         started.append(process)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = status
     if status:
         raise SystemExit(f"error: {run.command()}: failed; {folder / 'said.txt'} has the reason")
-    (folder / "measured.json").write_text(json.dumps({
-        "command": run.command(), "minutes": (time.perf_counter() - begun) / 60,
-        "processor_seconds": round(usage.ru_utime + usage.ru_stime, 1), "date": time.strftime("%Y-%m-%d"),
-        "machine": machine, "commit": commit(), "versions": versions(*PACKAGES),
-    }))  # fmt: skip
+    (folder / "measured.json").write_text(
+        json.dumps(
+            {
+                "command": run.command(),
+                "minutes": (time.perf_counter() - begun) / 60,
+                "processor_seconds": round(usage.ru_utime + usage.ru_stime, 1),
+                "date": time.strftime("%Y-%m-%d"),
+                "machine": machine,
+                "commit": commit(),
+                "versions": versions(*PACKAGES),
+            }
+        )
+    )
 
 
 def perform_all(runs: Sequence[Run], places: dict[str, str], store: Path, workers: int) -> None:
@@ -243,7 +287,11 @@ def table(job: Job, store: Path) -> Iterator[dict[str, Any]]:
     add = functools.partial(getattr(columns, job.make["columns"]), **job.make.get("figures", {}))
     for row in job.rows():
         runs = job.runs_of(row)
-        named = {k: v or "unchanged" if k == "changed" else v for k, v in row.items() if k not in NOT_COLUMNS}
+        named = {
+            k: v or "unchanged" if k == "changed" else v
+            for k, v in row.items()
+            if k not in NOT_COLUMNS
+        }
         parts = [(named, runs)]
         if job.make.get("key") == "command":
             parts = [({"command": run.command()}, [run]) for run in runs]
@@ -275,17 +323,25 @@ def make(job: Job, places: dict[str, str], out: Path, store: Path, workers: int)
             write_csv(targets[0], list(getattr(columns, job.make["derive"])(*sources)))
         else:
             pictures.save(drawings.drawn(job.make["draw"], *sources), targets[0])
-    measured = [json.loads((run.folder(store) / "measured.json").read_text())["minutes"] for run in runs]
+    measured = [
+        json.loads((run.folder(store) / "measured.json").read_text())["minutes"] for run in runs
+    ]
     return sum(measured) if runs else (time.perf_counter() - started) / 60
 
 
-# %% Command line ---------------------------------------------------------------------------------------
+# %% Command line ----------------------------------------------------------------------------------
 def chosen(only: str) -> list[Job]:
     """The jobs of a chapter or of a product, or all. Raises SystemExit if there are none."""
-    found = [job for job in jobs() if not only or any(
-        str(path.relative_to(ROOT)).startswith(only.rstrip("/")) for path in job.products())]  # fmt: skip
+    found = [
+        job
+        for job in jobs()
+        if not only
+        or any(str(path.relative_to(ROOT)).startswith(only.rstrip("/")) for path in job.products())
+    ]
     if not found:
-        raise SystemExit(f"error: ONLY={only}: no product's path begins like this; STALE=True lists them")
+        raise SystemExit(
+            f"error: ONLY={only}: no product's path begins like this; STALE=True lists them"
+        )
     return found
 
 
@@ -310,27 +366,44 @@ def listing(found: Sequence[tuple[Job, Path, str]]) -> str:
         minutes[id(job.make)] = known or 0
         cost = f"{known:g} minutes" if known else "minutes unknown"
         lines.append(f"{name}: {why}\n    {job.command()}  ({cost})")
-    return "\n".join([*lines, f"{len(found)} products are out of date: {sum(minutes.values()):.0f} minutes"])
+    return "\n".join(
+        [*lines, f"{len(found)} products are out of date: {sum(minutes.values()):.0f} minutes"]
+    )
 
 
 def differs(job: Job, places: dict[str, str], store: Path) -> list[str]:
-    """The columns in which a table's first row, made anew, isn't the committed one's, rounding aside."""
+    """The columns in which a table's first row, made anew, isn't the committed one's, rounding
+    aside.
+    """
     first = replace(job, make={**job.make, "rows": job.rows()[:1], "rows_from": None})
     perform_all(first.runs(), places, store, workers=1)
     text = pd.DataFrame(table(first, store)).to_csv(index=False)
-    anew, old = pd.read_csv(io.StringIO(text)), pd.read_csv(job.products()[0], nrows=text.count("\n") - 1)
-    return [name for name in anew.columns.difference(OF_THE_MACHINE) if not (
-        np.allclose(anew[name], old[name], rtol=1e-9, equal_nan=True) if anew[name].dtype.kind == "f"
-        else anew[name].equals(old[name]))]  # fmt: skip
+    anew, old = (
+        pd.read_csv(io.StringIO(text)),
+        pd.read_csv(job.products()[0], nrows=text.count("\n") - 1),
+    )
+    return [
+        name
+        for name in anew.columns.difference(OF_THE_MACHINE)
+        if not (
+            np.allclose(anew[name], old[name], rtol=1e-9, equal_nan=True)
+            if anew[name].dtype.kind == "f"
+            else anew[name].equals(old[name])
+        )
+    ]
 
 
 def record(job: Job, minutes: float | None = None) -> None:
-    """Writes a job's entries in lock.json; without minutes it says that a row was checked with this code."""
+    """Writes a job's entries in lock.json; without minutes it says that a row was checked with this
+    code.
+    """
     entries, (code, given) = lock.read(), job.hashes()
     today = {"commit": commit(), "date": time.strftime("%Y-%m-%d"), "machine": processor()}
     for name in (str(path.relative_to(ROOT)) for path in job.products()):
         now = today | {"minutes": minutes and round(minutes, 2), "versions": versions(*PACKAGES)}
-        before = {k: v for k, v in entries.get(name, {}).items() if k != "stale"} | {"checked": today}
+        before = {k: v for k, v in entries.get(name, {}).items() if k != "stale"} | {
+            "checked": today
+        }
         new = {"command": job.command(), "code": code, "given": given}
         entries[name] = (before if minutes is None else now) | new
     lock.write(entries)
@@ -355,8 +428,11 @@ def main(arguments: Sequence[str]) -> None:
         found = [job for job in found if "draw" in job.make]
     workers, store = int(options.pop("WORKERS", 1)), ROOT / "runs" / "measure"
     if options.pop("CHECK", "") == "True":
-        of_code = "its code changed"  # other constants are another row, of which the first says nothing
-        for job in (j for j, _, why in stale(found) if "columns" in j.make and why.startswith(of_code)):
+        # other constants are another row, of which the first says nothing
+        of_code = "its code changed"
+        for job in (
+            j for j, _, why in stale(found) if "columns" in j.make and why.startswith(of_code)
+        ):
             if changed := differs(job, options, store):
                 print(f"{job.products()[0].name}: other {', '.join(changed)}", flush=True)
             else:

@@ -1,7 +1,7 @@
 """The tables of measurements in the pages, from the committed CSV files: `make pages`.
 
-A table stands between `<!-- table NAME -->` and `<!-- end -->`; [page.NAME] in its chapter's study.toml
-describes it for both languages:
+A table stands between `<!-- table NAME -->` and `<!-- end -->`; [page.NAME] in its chapter's
+study.toml describes it for both languages:
 
     csv = "compare.csv"         # in assets/
     by = ["changed"]            # a line of the table for each value of these columns
@@ -9,11 +9,12 @@ describes it for both languages:
       ["last policy", "最後的策略", "{mean_std eval_return .1f}"],
     ]
 
-In a cell, {kind column format} is a figure of the line's rows. `@ column=value` (or !=, <=, >) at its end
-takes some of the rows, 100*column is in percent. "{words}" is what the table `words` says of the line's key.
+In a cell, {kind column format} is a figure of the line's rows. `@ column=value` (or !=, <=, >) at
+its end takes some of the rows, 100*column is in percent. "{words}" is what the table `words` says
+of the line's key.
 
-A table `constants:FILE:CLASS` has the constants of a dataclass, or of several (A+B). Its remarks are the
-comments beside them; the Chinese ones are written in the page.
+A table `constants:FILE:CLASS` has the constants of a dataclass, or of several (A+B). Its remarks
+are the comments beside them; the Chinese ones are written in the page.
 """
 
 import ast
@@ -72,11 +73,15 @@ def comparable(text: str) -> float | str:
 
 
 def matching(rows: Rows, conditions: Sequence[str]) -> Rows:
-    """The rows for which all of `column=value` (or !=, <=, >, >=) hold; a row of another table lacks it."""
+    """The rows for which all of `column=value` (or !=, <=, >, >=) hold; a row of another table
+    lacks it.
+    """
     for condition in conditions:
         name, sign, value = re.fullmatch(r"([^!<>=]+)([!<>]?=|>)(.*)", condition).groups()
         holds = {"=": op.eq, "!=": op.ne, "<=": op.le, ">": op.gt, ">=": op.ge}[sign]
-        rows = [row for row in rows if name in row and holds(comparable(row[name]), comparable(value))]
+        rows = [
+            row for row in rows if name in row and holds(comparable(row[name]), comparable(value))
+        ]
     return rows
 
 
@@ -108,7 +113,7 @@ KINDS: dict[str, Callable[[Rows, str, str], str]] = {
     "mean_std": spread,
     "range": ends,
     "count": count,
-}  # fmt: skip
+}
 
 
 def cell(template: str, rows: Rows, words: str, number: str) -> str:
@@ -141,7 +146,8 @@ def described(folder: Path, page: dict[str, Any], language: int) -> list[list[st
     for i, (key, mine) in enumerate(groups.items(), start=1):
         words = page.get("words", {}).get(key[0], ["", ""])[language]
         texts = [template for _, template in columns]
-        if "paired" in page and key[0] not in pairs:  # the first line is what the others are paired with
+        # the first line is what the others are paired with
+        if "paired" in page and key[0] not in pairs:
             texts[-1] = ""
         mine = [row | pairs.get(key[0], {}) for row in mine]
         lines.append([cell(text, mine, words, f"{page.get('number', '')}{i}") for text in texts])
@@ -164,20 +170,30 @@ def measured_when(folder: Path, language: int) -> list[list[str]]:
                 when = f"{checked['date']}, {checked['commit']}"
                 state = f"first row made anew, equal ({when})", f"第一列重做過，相同（{when}）"
                 if "short_runs" in checked:  # of the code then and of today's
-                    state = f"code rebuilt, short runs equal ({when})", f"程式重寫過，短跑結果相同（{when}）"
+                    state = (
+                        f"code rebuilt, short runs equal ({when})",
+                        f"程式重寫過，短跑結果相同（{when}）",
+                    )
             minutes = entry["minutes"]
-            lines.append([
-                f"[`{Path(name).name}`]({name.removeprefix(folder.name + '/')})",
-                entry["date"], entry["commit"], entry["machine"] or "–",
-                f"{minutes:g}" if minutes is not None else "–", state[language],
-            ])  # fmt: skip
+            lines.append(
+                [
+                    f"[`{Path(name).name}`]({name.removeprefix(folder.name + '/')})",
+                    entry["date"],
+                    entry["commit"],
+                    entry["machine"] or "–",
+                    f"{minutes:g}" if minutes is not None else "–",
+                    state[language],
+                ]
+            )
     return lines
 
 
 def sixty_paired(folder: Path, language: int) -> list[list[str]]:
     """Folder 2: sixty other seeds, each row against the first, seed by seed."""
     rows = [row | {"changed": row["command"]} for row in read_csv(folder / "assets" / "seeds.csv")]
-    first, *others = dict.fromkeys(row["command"] for row in rows if "EVAL_EPISODES=30" in row["command"])
+    first, *others = dict.fromkeys(
+        row["command"] for row in rows if "EVAL_EPISODES=30" in row["command"]
+    )
     lines = []
     for other in others:
         pair = paired(rows, other, first)
@@ -188,24 +204,37 @@ def sixty_paired(folder: Path, language: int) -> list[list[str]]:
 
 def group_sizes(folder: Path, language: int) -> list[list[str]]:
     """Folder 4: rows with other G, and the cosine of one update's gradient with the exact one."""
-    compare, gradient = (read_csv(folder / "assets" / f"{name}.csv") for name in ("compare", "gradient"))
+    compare, gradient = (
+        read_csv(folder / "assets" / f"{name}.csv") for name in ("compare", "gradient")
+    )
     lines = []
     for size in dict.fromkeys(row["num_generations"] for row in gradient):
         rows = [row for row in compare if row["changed"].startswith(f"NUM_GENERATIONS={size} ")]
-        cosine = {row["advantage"]: row["cosine"] for row in gradient if row["num_generations"] == size}
-        lines.append([
-            size, label(rows, "changed", ""), spread(rows, "100*test_accuracy", ".2f"),
-            *(KINDS["mean"](rows, name, ".2f") for name in ("zero_variance", "advantage_std")),
-            *(f"{float(cosine[n]):.2f}" for n in ("group_std", "group", "batch_mean", "leave_one_out")),
-        ])  # fmt: skip
+        cosine = {
+            row["advantage"]: row["cosine"] for row in gradient if row["num_generations"] == size
+        }
+        lines.append(
+            [
+                size,
+                label(rows, "changed", ""),
+                spread(rows, "100*test_accuracy", ".2f"),
+                *(KINDS["mean"](rows, name, ".2f") for name in ("zero_variance", "advantage_std")),
+                *(
+                    f"{float(cosine[n]):.2f}"
+                    for n in ("group_std", "group", "batch_mean", "leave_one_out")
+                ),
+            ]
+        )
     return lines
 
 
 def peers(folder: Path, language: int) -> list[list[str]]:
-    """Ours beside other libraries. Seconds are the commands' mean, ± is the sample standard deviation.
+    """Ours beside other libraries. Seconds are the commands' mean, ± is the sample standard
+    deviation.
 
-    The interval is Student's, 95 % for the mean over the seeds: wide for three, and blind to the fact that no
-    return exceeds 500. Steps and seconds to the threshold are the median of the seeds that reach it.
+    The interval is Student's, 95 % for the mean over the seeds: wide for three, and blind to the
+    fact that no return exceeds 500. Steps and seconds to the threshold are the median of the seeds
+    that reach it.
     """
     name = "dqn" if folder.name.startswith("2") else "ppo"
     rows, lines = pd.read_csv(ROOT / "benchmarks" / f"{name}_against_peers.csv"), []
@@ -215,14 +244,22 @@ def peers(folder: Path, language: int) -> list[list[str]]:
         times = [own[name].mean() for name in ("seconds", "processor_seconds", "compile_seconds")]
         times = ["-" if pd.isna(value) else f"{value:.1f} s" for value in times]
         reached = own.dropna(subset="env_steps_to_threshold")
-        steps, seconds = reached.env_steps_to_threshold.median(), reached.seconds_to_threshold.median()
-        lines.append([
-            who, f"{own.env_steps.iloc[0]:,}",
-            f"{len(own)} {'together' if own.seeds_together.iloc[0] > 1 else 'in turn'}",
-            *times, f"{shown(mean, '.1f')} ± {std:.1f}",
-            f"{shown(mean - half, '.1f')} … {shown(mean + half, '.1f')}", f"{len(reached)} / {len(own)}",
-            *((f"{steps:,.0f}", f"{seconds:.1f} s") if len(reached) else ("-", "−")),
-        ])  # fmt: skip
+        steps, seconds = (
+            reached.env_steps_to_threshold.median(),
+            reached.seconds_to_threshold.median(),
+        )
+        lines.append(
+            [
+                who,
+                f"{own.env_steps.iloc[0]:,}",
+                f"{len(own)} {'together' if own.seeds_together.iloc[0] > 1 else 'in turn'}",
+                *times,
+                f"{shown(mean, '.1f')} ± {std:.1f}",
+                f"{shown(mean - half, '.1f')} … {shown(mean + half, '.1f')}",
+                f"{len(reached)} / {len(own)}",
+                *((f"{steps:,.0f}", f"{seconds:.1f} s") if len(reached) else ("-", "−")),
+            ]
+        )
     return lines
 
 
@@ -245,19 +282,33 @@ def transcript(folder: Path, language: int) -> list[list[str]]:
 
 
 def constants(source: str, kinds: Sequence[str], old: str, language: int) -> list[list[str]]:
-    """The dataclasses `kinds` in a script's source; `old`, the table on the page, has the Chinese remarks."""
+    """The dataclasses `kinds` in a script's source; `old`, the table on the page, has the Chinese
+    remarks.
+    """
     written = dict(re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", old, re.M))
     blocks = [node for node in ast.parse(source).body if getattr(node, "name", "") in kinds]
     nodes = [node for block in blocks for node in block.body if isinstance(node, ast.AnnAssign)]
     two = any(isinstance(node.value, ast.Call) for node in nodes)  # pair(laptop=..., tpu=...)
-    headings = ("constant laptop TPU remark", "常數 筆電 TPU 說明"), ("constant value remark", "常數 值 說明")
+    headings = (
+        ("constant laptop TPU remark", "常數 筆電 TPU 說明"),
+        ("constant value remark", "常數 值 說明"),
+    )
     lines = [headings[not two][language].split()]
     for node in nodes:
         name, value = node.target.id, node.value
-        pair = [word.value for word in value.keywords] if isinstance(value, ast.Call) else [value] * (1 + two)
+        pair = (
+            [word.value for word in value.keywords]
+            if isinstance(value, ast.Call)
+            else [value] * (1 + two)
+        )
         texts = [str(ast.literal_eval(each)).replace("\n", "\\n") or "empty" for each in pair]
         texts = ["in the script" if len(text) > 70 else text for text in texts]
-        remark = source.encode().splitlines()[node.end_lineno - 1][node.end_col_offset :].decode().strip(" #")
+        remark = (
+            source.encode()
+            .splitlines()[node.end_lineno - 1][node.end_col_offset :]
+            .decode()
+            .strip(" #")
+        )
         if ast.unparse(node.annotation).startswith("Literal"):
             remark += f"; one of {', '.join(map(str, ast.literal_eval(node.annotation.slice)))}"
         remark = re.sub(r"\S*<\w+>\S*", r"`\g<0>`", remark)  # Markdown would take it for HTML
@@ -265,12 +316,12 @@ def constants(source: str, kinds: Sequence[str], old: str, language: int) -> lis
     return lines
 
 
-SPECIAL = {f.__name__: f for f in (
-    measured_when, sixty_paired, group_sizes, peers, methods, transcript
-)}  # fmt: skip
+SPECIAL = {
+    f.__name__: f for f in (measured_when, sixty_paired, group_sizes, peers, methods, transcript)
+}
 
 
-# %% Pages ----------------------------------------------------------------------------------------------
+# %% Pages -----------------------------------------------------------------------------------------
 def markdown(lines: Sequence[Sequence[str]]) -> str:
     """A table in Markdown."""
     rule = "|" + "---|" * len(lines[0])
@@ -281,7 +332,11 @@ def markdown(lines: Sequence[Sequence[str]]) -> str:
 def filled(page: Path) -> str:
     """A page's text with every marked table as its source has it."""
     folder = ROOT / page.relative_to(ROOT).parts[0]
-    pages = tomllib.loads((folder / "study.toml").read_text()).get("page", {}) if folder.is_dir() else {}
+    pages = (
+        tomllib.loads((folder / "study.toml").read_text()).get("page", {})
+        if folder.is_dir()
+        else {}
+    )
     language = int(page.stem.endswith("_ch"))
 
     def table(found: re.Match) -> str:

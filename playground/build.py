@@ -1,8 +1,10 @@
-"""Builds 5_GRPO_Maxtext/assets/playground.html, one file that needs nothing else: `make playground`.
+"""Builds 5_GRPO_Maxtext/assets/playground.html, one file that needs nothing else: `make
+playground`.
 
-The page's modules are joined in the order of `PAGE`, the workers' in that of `WORKER`; each imports only from
-those before it. Weights, questions and the WebAssembly program follow as base64. In `trained.safetensors`
-stands what the main script made with NUM_BATCHES=200 NUM_ITERATIONS=1 LEARNING_RATE=1e-3 SEED=0, in float16.
+The page's modules are joined in the order of `PAGE`, the workers' in that of `WORKER`; each imports
+only from those before it. Weights, questions and the WebAssembly program follow as base64. In
+`trained.safetensors` stands what the main script made with NUM_BATCHES=200 NUM_ITERATIONS=1
+LEARNING_RATE=1e-3 SEED=0, in float16.
 """
 
 import base64
@@ -33,7 +35,10 @@ def flat_weights(path: Path) -> np.ndarray:
     file = {name: weight.astype(np.float32) for name, weight in load_file(path).items()}
     parts = [file["model.embed_tokens.weight"]]
     for layer in range(LAYERS):
-        at = {name.split(f"layers.{layer}.")[-1].removesuffix(".weight"): w for name, w in file.items()}
+        at = {
+            name.split(f"layers.{layer}.")[-1].removesuffix(".weight"): w
+            for name, w in file.items()
+        }
         query = at["self_attn.q_proj"] / np.float32(np.sqrt(HEAD))
         parts += [
             at["input_layernorm"],
@@ -54,7 +59,9 @@ def read_vocabulary() -> list[str]:
 
 
 def packed_questions(split: str) -> bytes:
-    """Token ids of each question and each gold number, every one followed by a 0, the padding token."""
+    """Token ids of each question and each gold number, every one followed by a 0, the padding
+    token.
+    """
     encode = Tokenizer.from_file(str(FOLDER / "tiny_llama/tokenizer.json")).encode
     ids = []
     for row in map(json.loads, (FOLDER / f"tiny_gsm8k/{split}.jsonl").read_text().splitlines()):
@@ -80,7 +87,9 @@ def joined(names: list[str]) -> str:
             flags=re.MULTILINE,
         )
         code = re.sub(r"^export ", "", code, flags=re.MULTILINE)
-        parts.append(f'modules["{name}"] = (() => {{\n{code}return {{ {", ".join(exported)} }};\n}})();')
+        parts.append(
+            f'modules["{name}"] = (() => {{\n{code}return {{ {", ".join(exported)} }};\n}})();'
+        )
     return "\n".join(parts)
 
 
@@ -89,13 +98,15 @@ def build() -> str:
     from wasmtime import wat2wasm  # in .venv-site; tests use the rest of this file without it
 
     start, trained = (
-        flat_weights(path) for path in (FOLDER / "tiny_llama/model.safetensors", HERE / "trained.safetensors")
+        flat_weights(path)
+        for path in (FOLDER / "tiny_llama/model.safetensors", HERE / "trained.safetensors")
     )
     data = {
         "vocabulary": read_vocabulary(),
         "wasm": text_of(bytes(wat2wasm((HERE / "kernels.wat").read_text()))),
         "start": text_of(start),
-        "change": text_of((trained - start).astype(ml_dtypes.bfloat16)),  # by 200 steps of the main script
+        # by 200 steps of the main script
+        "change": text_of((trained - start).astype(ml_dtypes.bfloat16)),
         "train": text_of(packed_questions("train")),
         "heldOut": text_of(packed_questions("validation")),
     }

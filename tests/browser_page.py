@@ -1,7 +1,7 @@
 """report.html in a real browser: `make test-browser`. Needs Debian's chromium and chromium-driver.
 
-The page is made by a real short run of the main script; what it shows is compared with the run's own files.
-`make page-pictures RUN=folder` writes the pictures of the README.
+The page is made by a real short run of the main script; what it shows is compared with the run's
+own files. `make page-pictures RUN=folder` writes the pictures of the README.
 """
 
 import io
@@ -74,7 +74,8 @@ def open_group(driver, run, step):
     i = next(i for i, row in enumerate(rows) if len({a["reward"] for a in row["completions"]}) > 1)
     choose_group(driver, i)
     texts = [answer["text"] for answer in rows[i]["completions"]]
-    return rows[i], sorted({texts.index(text) for text in texts})  # one card for answers of the same text
+    # one card for answers of the same text
+    return rows[i], sorted({texts.index(text) for text in texts})
 
 
 def changed(run, folder, answer=None, log="", **objects):
@@ -99,7 +100,10 @@ def test_the_slider_moves_curves_group_and_evaluation(run, show):
     for step in (1, 2, 5, 8):
         turn(driver, "step", step)
         assert one(driver, "#step_shown").text == f"{step} of 8"
-        reward, caption = float(log[step - 1].split(",")[1]), texts(driver, "#charts figcaption .first")[0]
+        reward, caption = (
+            float(log[step - 1].split(",")[1]),
+            texts(driver, "#charts figcaption .first")[0],
+        )
         assert f"{reward:.3f}" in caption or f"{reward:.1f}" in caption
         kept = min((row["step"] for row in rows), key=lambda other: (abs(other - step), other))
         first = next(row for row in rows if row["step"] == kept)
@@ -112,12 +116,15 @@ def test_the_slider_moves_curves_group_and_evaluation(run, show):
     turn(driver, "step", 4)
     result = answers.read_lines(run / "evaluations.jsonl")[1]["greedy_answer_accuracy"]
     low, high = evaluation.wilson(result, 8)
-    caption = one(driver, "#held_out figure:last-child figcaption").text  # greedy, with its interval
+    # greedy, with its interval
+    caption = one(driver, "#held_out figure:last-child figcaption").text
     assert f"{100 * result:.1f} % [{100 * low:.1f} to {100 * high:.1f}]" in caption
     picture = find(driver, "#charts svg")[0]  # a click on a curve
     into_view(driver, picture)
     to_its_end = picture.size["width"] // 2 - 8
-    webdriver.ActionChains(driver).move_to_element_with_offset(picture, to_its_end, 0).click().perform()
+    webdriver.ActionChains(driver).move_to_element_with_offset(
+        picture, to_its_end, 0
+    ).click().perform()
     assert one(driver, "#step_shown").text == "8 of 8"
 
 
@@ -125,7 +132,9 @@ VARIANTS = {
     "GRPO": {},
     "Dr. GRPO": dict(ADVANTAGE="centered", LOSS_AGG_MODE="seq-mean-token-sum-norm"),
     "RLOO": dict(ADVANTAGE="rloo", LOSS_AGG_MODE="seq-mean-token-sum", KL_LOSS_MODE="mse_kl"),
-    "DAPO": dict(LOSS_ALGO="dapo", LOSS_AGG_MODE="token-mean", EPSILON_HIGH=0.28, KL_LOSS_MODE="kl"),
+    "DAPO": dict(
+        LOSS_ALGO="dapo", LOSS_AGG_MODE="token-mean", EPSILON_HIGH=0.28, KL_LOSS_MODE="kl"
+    ),
     "GSPO": dict(LOSS_ALGO="gspo-token", EPSILON=0.0005),
 }
 
@@ -142,27 +151,38 @@ def test_the_formula_has_the_numbers_of_the_token(run, show, tmp_path, variant):
         t = n // 2
         focus(driver, one(driver, f'.token[data-answer="{number}"][data-token="{t}"]'))
         text = "\n".join(line.text for line in find(driver, "#formula p")).replace("\u2212", "-")
-        [_, first, *_], lines = text.splitlines(), {line.split()[0]: line for line in text.splitlines()}
+        [_, first, *_], lines = (
+            text.splitlines(),
+            {line.split()[0]: line for line in text.splitlines()},
+        )
 
         base = (R.sum() - R[number]) / (len(R) - 1) if variant == "RLOO" else R.mean()
         A = (R[number] - base) / (1 if variant in ("RLOO", "Dr. GRPO") else R.std(ddof=1) + 1e-6)
         assert first.startswith(f"{variant if variant in ('RLOO', 'Dr. GRPO') else 'GRPO'}: A = ")
-        old, new, reference = (np.array(answer[f"log_prob{x}"]) for x in ("", "_after", "_reference"))
+        old, new, reference = (
+            np.array(answer[f"log_prob{x}"]) for x in ("", "_after", "_reference")
+        )
         ratio = np.exp((new - old).mean() if variant == "GSPO" else new[t] - old[t])
         epsilon = constants.get("EPSILON", 0.2)
         low, high = 1 - epsilon, 1 + constants.get("EPSILON_HIGH", epsilon)
         assert f"clip(ratio, {low:.2f}, {high:.2f})" in text
-        objective = min(ratio * answer["advantage"], np.clip(ratio, low, high) * answer["advantage"])
+        objective = min(
+            ratio * answer["advantage"], np.clip(ratio, low, high) * answer["advantage"]
+        )
         d = reference[t] - new[t]
         kl = {"kl": -d, "mse_kl": d * d / 2}.get(constants.get("KL_LOSS_MODE"), np.exp(d) - d - 1)
         weight = {
-            "seq-mean-token-sum-norm": 1 / (N * 28), "seq-mean-token-sum": 1 / N,
+            "seq-mean-token-sum-norm": 1 / (N * 28),
+            "seq-mean-token-sum": 1 / N,
             "token-mean": 1 / row["tokens_in_step"],
-        }.get(constants.get("LOSS_AGG_MODE"), 1 / (N * n))  # fmt: skip
+        }.get(constants.get("LOSS_AGG_MODE"), 1 / (N * n))
         for line, expected, places in (
-            (first, A, 3), (lines["ratio"], ratio, 3), (lines["min(ratio"].split("←")[0], objective, 3),
-            (lines["d"].split(";")[1], kl, 4), (lines["weight"], weight, 5),
-        ):  # fmt: skip
+            (first, A, 3),
+            (lines["ratio"], ratio, 3),
+            (lines["min(ratio"].split("←")[0], objective, 3),
+            (lines["d"].split(";")[1], kl, 4),
+            (lines["weight"], weight, 5),
+        ):
             assert float(line.rsplit("= ", 1)[1]) == pytest.approx(expected, abs=0.51 * 10**-places)
 
 
@@ -175,15 +195,19 @@ def test_cards_have_the_points_and_their_shares_add_up_to_the_advantage(run, sho
     assert advantages == sorted(advantages, reverse=True) and sorted(order) == numbers
     for card, i in zip(cards, order):
         answer = row["completions"][i]
-        lines = [[cell.text.replace("\u2212", "-") for cell in line.find_elements(By.TAG_NAME, "td")]
-                 for line in card.find_elements(By.CSS_SELECTOR, "tbody tr")]  # fmt: skip
+        lines = [
+            [cell.text.replace("\u2212", "-") for cell in line.find_elements(By.TAG_NAME, "td")]
+            for line in card.find_elements(By.CSS_SELECTOR, "tbody tr")
+        ]
         assert [line[0] for line in lines] == [*answer["points"], "sum"]
         assert [float(line[1]) for line in lines] == [*answer["points"].values(), answer["reward"]]
         shares = [float(line[2]) for line in lines]
         assert sum(shares[:-1]) == pytest.approx(shares[-1], abs=0.021)  # each is rounded to 0.01
         assert shares[-1] == pytest.approx(answer["advantage"], abs=0.0051)
         tokens = card.find_elements(By.CSS_SELECTOR, ".token")
-        for token, before, after in zip(tokens, answer["log_prob"], answer["log_prob_after"], strict=True):
+        for token, before, after in zip(
+            tokens, answer["log_prob"], answer["log_prob_after"], strict=True
+        ):
             kinds = set(token.get_attribute("class").split()) & {"up", "down"}
             assert kinds == ({"up"} if after > before else {"down"} if after < before else set())
 
@@ -194,7 +218,11 @@ def test_an_episode_shows_whose_each_token_is(run, show, tmp_path):
     def as_episode(rows):
         for answer in rows[0]["completions"]:
             turn = [0, 0, -1, -1] + [1] * (len(answer["pieces"]) - 4)
-            answer |= {"turn": turn, "rewards": [1.0, 2.0], "advantages": [max(0.0, 0.5 + t) for t in turn]}
+            answer |= {
+                "turn": turn,
+                "rewards": [1.0, 2.0],
+                "advantages": [max(0.0, 0.5 + t) for t in turn],
+            }
             answer["picture"] = '<svg viewBox="0 0 10 20"><text>9</text></svg>'
 
     driver = show(changed(run, tmp_path / "run", as_episode))
@@ -204,7 +232,9 @@ def test_an_episode_shows_whose_each_token_is(run, show, tmp_path):
     assert len(find(driver, f"{card}.token.world")) == 2
     assert texts(driver, f"{card}.begins") == ["turn 1, A = +0.50", "turn 2, A = +1.50"]
     image = one(driver, f"{card}img")
-    assert driver.execute_script("return arguments[0].complete && arguments[0].naturalHeight > 0", image)
+    assert driver.execute_script(
+        "return arguments[0].complete && arguments[0].naturalHeight > 0", image
+    )
     focus(driver, find(driver, f"{card}.token")[2])
     assert "isn't trained on it" in (said := one(driver, "#formula").text) and "weight" not in said
     focus(driver, find(driver, f"{card}.token")[5])
@@ -225,7 +255,8 @@ def test_a_group_without_signal_says_why(run, show, tmp_path):
         choose_group(driver, i)
         notice = one(driver, "#group .notice").text
         assert "every A is 0" in notice and why in notice and ("word for word" in notice) == alike
-    assert one(driver, "article h3").text.startswith("Answers 1, 2, 3, 4\n× 4\n")  # four are one text
+    # four are one text
+    assert one(driver, "article h3").text.startswith("Answers 1, 2, 3, 4\n× 4\n")
 
 
 def test_everything_can_be_reached_and_turned_with_the_keyboard(run, show):
@@ -235,8 +266,18 @@ def test_everything_can_be_reached_and_turned_with_the_keyboard(run, show):
     while seen.count("theme") < 2:  # once around
         now().send_keys(Keys.TAB)
         seen.append(now().get_attribute("id") or now().get_attribute("role"))
-    controls = {"theme", "step_back", "step", "step_on", "tab", "time_filter", "time_question",
-                "both_filter", "both_form", "both_search"}  # fmt: skip
+    controls = {
+        "theme",
+        "step_back",
+        "step",
+        "step_on",
+        "tab",
+        "time_filter",
+        "time_question",
+        "both_filter",
+        "both_form",
+        "both_search",
+    }
     assert controls <= set(seen)
     # one stop for each answer, not for each token
     assert seen.count("option") == len(find(driver, "article"))
@@ -246,10 +287,14 @@ def test_everything_can_be_reached_and_turned_with_the_keyboard(run, show):
     focus(driver, one(driver, f'.token[data-answer="{first}"][data-token="0"]'))
     last = str(len(find(driver, f'.token[data-answer="{first}"]')) - 1)
     for key, *place in (
-        (Keys.ARROW_RIGHT, first, "1"), (Keys.ARROW_DOWN, second, "1"), (Keys.ARROW_LEFT, second, "0"),
-        (Keys.ARROW_LEFT, second, "0"), (Keys.ARROW_UP, first, "0"), (Keys.ARROW_UP, first, "0"),
+        (Keys.ARROW_RIGHT, first, "1"),
+        (Keys.ARROW_DOWN, second, "1"),
+        (Keys.ARROW_LEFT, second, "0"),
+        (Keys.ARROW_LEFT, second, "0"),
+        (Keys.ARROW_UP, first, "0"),
+        (Keys.ARROW_UP, first, "0"),
         (Keys.END, first, last),
-    ):  # fmt: skip
+    ):
         now().send_keys(key)
         assert now() == one(driver, ".token.chosen")
         assert [now().get_attribute(f"data-{name}") for name in ("answer", "token")] == place
@@ -267,11 +312,17 @@ def test_on_a_phone_the_formula_comes_with_a_tap_and_can_be_closed(run, show):
     for token in (tokens[3], tokens[-1]):
         into_view(driver, token, "end")  # where the formula will be
         token.click()
-        formula, seen = (driver.execute_script(box, element) for element in (one(driver, "#formula"), token))
+        formula, seen = (
+            driver.execute_script(box, element) for element in (one(driver, "#formula"), token)
+        )
         assert formula["bottom"] == height and formula["height"] <= 0.41 * height
-        assert one(driver, "#steps").rect["height"] < seen["top"] and seen["bottom"] < formula["top"]
+        assert (
+            one(driver, "#steps").rect["height"] < seen["top"] and seen["bottom"] < formula["top"]
+        )
         one(driver, "#close").click()
-        assert not one(driver, "#formula").is_displayed() and token == driver.switch_to.active_element
+        assert (
+            not one(driver, "#formula").is_displayed() and token == driver.switch_to.active_element
+        )
     for key, shown in ((Keys.ENTER, True), (Keys.ESCAPE, False)):
         tokens[3].send_keys(key)
         assert one(driver, "#formula").is_displayed() == shown
@@ -308,7 +359,8 @@ def test_no_word_is_broken_however_narrow_the_page(run, show, tmp_path):
         driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media})
         assert driver.execute_script(broken) == []
         assert driver.execute_script("return document.documentElement.scrollWidth") <= width
-        assert width == 320 or not driver.execute_script(wide)  # there a table of three columns is scrolled
+        # there a table of three columns is scrolled
+        assert width == 320 or not driver.execute_script(wide)
 
 
 def test_one_spike_does_not_flatten_a_curve(run, show, tmp_path):
@@ -351,7 +403,9 @@ def test_the_top_says_what_came_of_it_and_where_to_look_next(run, show, tmp_path
     before = json.loads((run / "before.json").read_text())["correct"]
     after, lost = [not right for right in before], sum(before)
     ill = (FOLDER / "kl.csv").read_text()
-    driver = show(changed(run, tmp_path / "run", log=ill, after={"correct": after, "format_ok": after}))
+    driver = show(
+        changed(run, tmp_path / "run", log=ill, after={"correct": after, "format_ok": after})
+    )
     assert one(driver, "h1").text == driver.title and "% right" in driver.title
     counts = f"{16 - lost} of 16 test questions turned right, {lost} turned wrong"
     assert one(driver, "#reasons").text.startswith(counts)
@@ -390,13 +444,18 @@ def test_two_runs_in_one_picture(run, show, tmp_path):
     five = "\n".join(rows[:6]) + "\n"
     other = changed(run, tmp_path / "other", log=five, constants={"BETA": 0.5}).parent
     driver = show(page.write(other, run))
-    assert [len(figure.find_elements(By.TAG_NAME, "path")) for figure in find(driver, "figure")] == [2] * 9
+    assert [
+        len(figure.find_elements(By.TAG_NAME, "path")) for figure in find(driver, "figure")
+    ] == [2] * 9
     rewards = [float(row.split(",")[1]) for row in rows[1:]]
     turn(driver, "step", 8)
     caption = texts(driver, "#charts figcaption")[0]
     assert f"other {rewards[4]:.3f} (step 5)" in caption and f"run {rewards[7]:.3f}" in caption
     assert texts(driver, "#summary tbody")[1] == "BETA 0.5 0.08"
-    assert not one(driver, "#inspector").is_displayed() and not one(driver, "#before_after").is_displayed()
+    assert (
+        not one(driver, "#inspector").is_displayed()
+        and not one(driver, "#before_after").is_displayed()
+    )
 
 
 def test_long_answers_are_folded_and_printed(run, show, tmp_path):
@@ -419,10 +478,14 @@ def test_one_question_through_time(run, show):
         expected = [[f"{e['step']}" for e in evaluations]]
         for kind in ("greedy_", ""):
             verdicts = [("wrong", "right")[e[f"{kind}correct"][i]] for e in evaluations]
-            expected += [[f"{v}\n{e[f'{kind}completions'][i]}" for v, e in zip(verdicts, evaluations)]]
+            expected += [
+                [f"{v}\n{e[f'{kind}completions'][i]}" for v, e in zip(verdicts, evaluations)]
+            ]
         assert [texts(driver, f"#time_table td:nth-child({k})") for k in (1, 2, 3)] == expected
         since = next((e["step"] for k, e in enumerate(evaluations) if right[k:, i].all()), None)
-        said = {None: "is still wrong", 0: "right from the start"}.get(since, f"right from step {since} on")
+        said = {None: "is still wrong", 0: "right from the start"}.get(
+            since, f"right from step {since} on"
+        )
         assert said in one(driver, "#time_table p").text
     Select(one(driver, "#time_filter")).select_by_index(1)
     learned = np.flatnonzero(~right[0] & right[-1])
@@ -438,12 +501,15 @@ def test_before_and_after_are_filtered_and_searched(run, show):
     listed = lambda: [x.split("right answer:")[0].strip() for x in texts(driver, questions)]  # noqa: E731
 
     def turned(name, now):
-        return [q for q, old, new in zip(asked, before[name], after[name]) if old != new and new == now]
+        return [
+            q for q, old, new in zip(asked, before[name], after[name]) if old != new and new == now
+        ]
 
     for name, expected in (
-        ("turned right", turned("correct", True)), ("turned wrong", turned("correct", False)),
+        ("turned right", turned("correct", True)),
+        ("turned wrong", turned("correct", False)),
         ("all questions", asked),
-    ):  # fmt: skip
+    ):
         choose(driver, "both_filter", name)
         assert listed() == expected
         assert one(driver, "#both_count").text.startswith(f"{len(expected)} of 16 questions")
@@ -491,10 +557,15 @@ def test_hostile_texts_are_shown_and_never_run(hostile, run, show):
 
 @pytest.mark.skipif("SCREENSHOTS" not in os.environ, reason="SCREENSHOTS names no folder")
 @pytest.mark.parametrize("lang", ["en", "zh"])
-@pytest.mark.parametrize("name, size, scheme, place", [
-    ("page_top", "desk", "light", "body"), ("page_group", "desk", "light", "#steps"),
-    ("page_time", "desk", "dark", "#through_time"), ("page_phone", "phone", "light", "#groups"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, size, scheme, place",
+    [
+        ("page_top", "desk", "light", "body"),
+        ("page_group", "desk", "light", "#steps"),
+        ("page_time", "desk", "dark", "#through_time"),
+        ("page_phone", "phone", "light", "#groups"),
+    ],
+)
 def test_pictures_for_the_readme(run, show, name, size, scheme, place, lang):
     """The group that the README's exercise asks about."""
     driver = show(Path(os.environ.get("RUN", run)) / "report.html", size, scheme)
@@ -506,6 +577,7 @@ def test_pictures_for_the_readme(run, show, name, size, scheme, place, lang):
         find(driver, "article .token")[3].click()
     into_view(driver, one(driver, place), "start")
     picture = Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB")
-    picture = picture.quantize(256, dither=Image.Dither.NONE)  # enough for a page, in half the space
+    # enough for a page, in half the space
+    picture = picture.quantize(256, dither=Image.Dither.NONE)
     name += "_ch" * (lang == "zh")
     picture.save(Path(os.environ["SCREENSHOTS"]) / f"{name}.png", optimize=True)

@@ -1,7 +1,8 @@
-"""playground.html in a real browser: `make test-browser`. Needs Debian's chromium and chromium-driver.
+"""playground.html in a real browser: `make test-browser`. Needs Debian's chromium and
+chromium-driver.
 
-The engine's numbers are compared with MaxText's model and the main script's own loss under JAX, its rewards
-with reward_func.py. The training is the page's own, through its buttons.
+The engine's numbers are compared with MaxText's model and the main script's own loss under JAX, its
+rewards with reward_func.py. The training is the page's own, through its buttons.
 """
 
 import dataclasses
@@ -58,8 +59,11 @@ def show(driver):
 
     def show(room, scheme="light", lang="en", more=""):
         look_like(driver, 1280, 900, phone=False, scheme=scheme)
-        driver.get((ROOT / "LICENSE").as_uri())  # of the same origin: what was kept is forgotten from here
-        driver.execute_async_script("indexedDB.deleteDatabase('grpo-playground').onsuccess = arguments[0]")
+        # of the same origin: what was kept is forgotten from here
+        driver.get((ROOT / "LICENSE").as_uri())
+        driver.execute_async_script(
+            "indexedDB.deleteDatabase('grpo-playground').onsuccess = arguments[0]"
+        )
         return visit(driver, f"room={ROOMS.index(room) + 1}&lang={lang}{more}")
 
     yield show
@@ -107,7 +111,10 @@ def maxtext():
     c = settings.read(demo.Constants, ["BATCH_SIZE=2", "NUM_GENERATIONS=4"])
     folder, hf = llama.fetch_model(c.MODEL)
     model, mesh = llama.load_llama(folder, hf, llama.to_run_config(c, hf), pad_id=0)
-    rows = [json.loads(line)["question"] for line in (settings.HERE / "tiny_gsm8k/validation.jsonl").open()]
+    rows = [
+        json.loads(line)["question"]
+        for line in (settings.HERE / "tiny_gsm8k/validation.jsonl").open()
+    ]
     tokens = llama.load_tokenizer(settings.HERE / "tiny_llama")(rows[:10], add_special_tokens=False)
     return model, mesh, c, [[1, *row, 4] for row in tokens["input_ids"]]
 
@@ -119,7 +126,9 @@ def padded(prompts, answers):
 
 
 def test_tokens_are_drawn_from_the_policy(show, maxtext):
-    """What the tokens of some answers were drawn from is JAX's policy; and how one is drawn from it."""
+    """What the tokens of some answers were drawn from is JAX's policy; and how one is drawn from
+    it.
+    """
     driver = show("clip")
     model, mesh, _, questions = maxtext
     for prompt in questions:
@@ -133,7 +142,8 @@ def test_tokens_are_drawn_from_the_policy(show, maxtext):
             expected = jax.nn.log_softmax(of_answer[: len(row["tokens"])] / 0.8, axis=-1)
             with np.errstate(divide="ignore"):
                 found = np.log(row["choices"])
-            np.testing.assert_allclose(found, expected, rtol=0, atol=2e-4)  # 1e-4 on each of two logits
+            # 1e-4 on each of two logits
+            np.testing.assert_allclose(found, expected, rtol=0, atol=2e-4)
     random = np.random.default_rng(4)
     policy, uniform = random.dirichlet(np.full(76, 0.1), 200), random.random(200)
     draw = "given[0].map((p, i) => module('grpo').draw(p, given[1][i]))"
@@ -153,44 +163,65 @@ def flat_gradient(gradient, c, folder):
 
 
 def test_loss_and_gradient_of_a_step_equal_jaxs(show, maxtext, tmp_path):
-    """The main script's own `grpo_loss`, of answers that a policy away from its reference is trained on."""
+    """The main script's own `grpo_loss`, of answers that a policy away from its reference is
+    trained on.
+    """
     driver = show("clip")
     model, mesh, c, questions = maxtext
     prompts, random = questions[:2], np.random.default_rng(1)
-    answers = [[[*random.integers(5, 76, n).tolist(), 2] for n in random.integers(0, 20, 4)] for _ in prompts]
+    answers = [
+        [[*random.integers(5, 76, n).tolist(), 2] for n in random.integers(0, 20, 4)]
+        for _ in prompts
+    ]
     answers[0][0] = [2]  # ends at once: its only token is drawn from the prompt's last row
     advantages = random.normal(size=(2, 4)).astype(np.float32)
 
-    tokens = padded([prompt for prompt in prompts for _ in range(4)], [a for group in answers for a in group])
+    tokens = padded(
+        [prompt for prompt in prompts for _ in range(4)], [a for group in answers for a in group]
+    )
     params, policy = model_of(c, model, temperature=1.0)
     moved = jax.tree.map(lambda w: w * jnp.float32(1.02), params)
     with mesh:
         reference, _ = log_probs(model, *tokens, pad_id=0, temperature=1.0)
     mask = np.asarray(tokens[1]) != 0
-    batch = as_batch(dict(
-        prompt_ids=tokens[0], completion_ids=tokens[1], mask=mask, advantage=advantages.reshape(8, 1),
-        weight=demo.mean_of_answers(mask.reshape(2, 4, 28)).reshape(8, 28), beta=np.full((8, 1), 0.08),
-        sampler_log_prob=np.zeros((8, 28)), ref_log_prob=reference,
-    ))  # fmt: skip
-    # AdamW with a gradient of 0 and a rate of -0.2 multiplies every weight by 1 + 0.2 * WEIGHT_DECAY.
+    batch = as_batch(
+        dict(
+            prompt_ids=tokens[0],
+            completion_ids=tokens[1],
+            mask=mask,
+            advantage=advantages.reshape(8, 1),
+            weight=demo.mean_of_answers(mask.reshape(2, 4, 28)).reshape(8, 28),
+            beta=np.full((8, 1), 0.08),
+            sampler_log_prob=np.zeros((8, 28)),
+            ref_log_prob=reference,
+        )
+    )
+    # AdamW with a gradient of 0 and a rate of -0.2 multiplies every weight by 1 + 0.2 *
+    # WEIGHT_DECAY.
     ask(driver, "reset")
     still = "{gradient: new Float32Array(module('model').SIZE), rate: -0.2}"
     run(driver, f"await (await pool()).ask('apply', {still})")
     use, policy = grpo_variants.choose(c, demo.TABLES), dataclasses.replace(policy, mesh=mesh)
     olds = [row[m].tolist() for row, m in zip(np.asarray(reference), mask, strict=True)]
-    for again in (False, True):  # answers that these weights have drawn; or the start's, and ratios differ
+    # answers that these weights have drawn; or the start's, and ratios differ
+    for again in (False, True):
         old = batch._replace(old_log_prob=reference) if again else batch
         loss = functools.partial(demo.loss, model=policy, batch=old, use=use)
         (expected, _), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(moved)
         names = ("tokens", "answers", "advantages", "old")
         rows = zip(prompts, answers, advantages.tolist(), (olds[:4], olds[4:]), strict=True)
-        given = dict(prompts=[dict(zip(names[: 3 + again], row, strict=False)) for row in rows], count=8)
+        given = dict(
+            prompts=[dict(zip(names[: 3 + again], row, strict=False)) for row in rows], count=8
+        )
         given["epsilon"] = c.EPSILON
-        found = ask(driver, "loss", "({...x.figures, gradient: Array.from(x.gradient)})", beta=0.08, **given)
+        found = ask(
+            driver, "loss", "({...x.figures, gradient: Array.from(x.gradient)})", beta=0.08, **given
+        )
         assert found["loss"] == pytest.approx(float(expected), abs=1e-4)
         expected = flat_gradient(gradient, c, tmp_path)
         np.testing.assert_allclose(found["gradient"], expected, rtol=0, atol=1e-4)
-        assert found["kl"] > 1 and np.abs(found["gradient"]).max() > 0.1  # else 1e-4 would say little
+        # else 1e-4 would say little
+        assert found["kl"] > 1 and np.abs(found["gradient"]).max() > 0.1
         assert (found["clipped"] > 0) == again
         assert ask(driver, "loss", "x.figures.kl", beta=0, **given) == found["kl"]
     ask(driver, "reset")
@@ -203,17 +234,24 @@ def test_the_update_equals_optaxs(show):
     optimizer = demo.make_optimizer(c)
     random = np.random.default_rng(2)
     weights = random.normal(size=7).astype(np.float32)
-    gradients = (random.normal(size=(200, 7)) * np.geomspace(0.01, 3, 200)[:, None]).astype(np.float32)
+    gradients = (random.normal(size=(200, 7)) * np.geomspace(0.01, 3, 200)[:, None]).astype(
+        np.float32
+    )
     state, expected = optimizer.init(weights), jnp.asarray(weights)
     for gradient in gradients:
         changes, state = optimizer.update(jnp.asarray(gradient), state, expected)
         expected = optax.apply_updates(expected, changes)
-    found = run(driver, """(() => {
+    found = run(
+        driver,
+        """(() => {
         const { createOptimizer, learningRate } = module("grpo");
         const update = createOptimizer(7), w = Float32Array.from(given[0]);
         given[1].forEach((g, step) => update(w, Float32Array.from(g), learningRate(1e-3, step, 200)));
         return Array.from(w);
-    })()""", weights.tolist(), gradients.tolist())  # fmt: skip
+    })()""",
+        weights.tolist(),
+        gradients.tolist(),
+    )
     assert np.abs(np.asarray(expected) - weights).max() > 1e-3
     np.testing.assert_allclose(found, expected, rtol=0, atol=5e-6)  # float32 against float64 inside
 
@@ -221,7 +259,21 @@ def test_the_update_equals_optaxs(show):
 def random_texts(count):
     """Answers of the 76 tokens, many of them nearly right."""
     words, random = build.read_vocabulary(), np.random.default_rng(3)
-    numbers = ["70", "18", "1,080", "08", "7.", ".5", "-7", "- 7", "6+1=7", "8-6=2,2+5=7", "+7", "3*6", " 7 "]
+    numbers = [
+        "70",
+        "18",
+        "1,080",
+        "08",
+        "7.",
+        ".5",
+        "-7",
+        "- 7",
+        "6+1=7",
+        "8-6=2,2+5=7",
+        "+7",
+        "3*6",
+        " 7 ",
+    ]
 
     def piece():
         pool = [numbers, words[5:], [*"0123456789+-*=,. "], words[9:52]][random.integers(4)]
@@ -229,7 +281,9 @@ def random_texts(count):
 
     def text():
         parts = ["<reasoning>", piece(), "</reasoning>", "", "<answer>", piece(), "</answer>"]
-        return "".join(part for part in parts if random.random() < 0.93) + piece() * (random.random() < 0.1)
+        return "".join(part for part in parts if random.random() < 0.93) + piece() * (
+            random.random() < 0.1
+        )
 
     return [text() for _ in range(count)]
 
@@ -246,24 +300,35 @@ def test_points_and_tokens_equal_the_main_scripts(show):
     assert not wrong, wrong[:5]
     assert all(len(set(column)) > 1 for column in expected.T) and (expected[:, 3] > 0).sum() > 100
     cases = {
-        "<reasoning>40+8=48</reasoning><answer>48</answer>": "right", "<reasoning>48</reasoning>21": "wrong",
-        "<reasoning>40+8=48</reasoning>48</answer>": "untagged", "<answer>48</answer>": "untagged",
-        "<reasoning>48</reasoning><answer>21</answer>": "wrong", "<reasoning></reasoning>": "none",
-    }  # fmt: skip
-    judged = run(driver, "given[0].map((text) => module('rewards').judged(text, '48'))", list(cases))
+        "<reasoning>40+8=48</reasoning><answer>48</answer>": "right",
+        "<reasoning>48</reasoning>21": "wrong",
+        "<reasoning>40+8=48</reasoning>48</answer>": "untagged",
+        "<answer>48</answer>": "untagged",
+        "<reasoning>48</reasoning><answer>21</answer>": "wrong",
+        "<reasoning></reasoning>": "none",
+    }
+    judged = run(
+        driver, "given[0].map((text) => module('rewards').judged(text, '48'))", list(cases)
+    )
     assert judged == list(cases.values())
     tokenizer = llama.load_tokenizer(settings.HERE / "tiny_llama")
     texts = [*texts[:200], "Zoe has 3 <b>apples</b>.", " Kim  has", "twice\tas many", ""]
-    texts += [json.loads(line)["question"] for line in (settings.HERE / "tiny_gsm8k/test.jsonl").open()]
+    texts += [
+        json.loads(line)["question"] for line in (settings.HERE / "tiny_gsm8k/test.jsonl").open()
+    ]
     pieces = "module('tokenizer').pieces(text, module('pool').VOCABULARY_WORDS).map(({token}) => token ?? 3)"
     found = run(driver, f"given[0].map((text) => {pieces})", [*texts, "<|eot_id|>"])
     assert found[:-1] == [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-    assert set(found[-1]) == {3}  # a mark of the conversation is no text: typed in, its signs are unknown
+    # a mark of the conversation is no text: typed in, its signs are unknown
+    assert set(found[-1]) == {3}
 
 
 def value_iteration(gamma, slip, walls):
     """q* [16, 4] by the rules of chapter 1's world, here with walls and slippery ground."""
-    step, constants = load("1_Q_Learning", "grid").step, load("1_Q_Learning", "Q_Learning").Constants()
+    step, constants = (
+        load("1_Q_Learning", "grid").step,
+        load("1_Q_Learning", "Q_Learning").Constants(),
+    )
     q = np.zeros((16, 4))
 
     def value(cell, action):
@@ -299,7 +364,10 @@ def test_the_optimum_and_the_right_moves_equal_chapter_1s(show):
             one(driver, "#grid_hundred").click()
         assert seen[-1] > seen[0]
     visit(driver, "room=1&walls=11_14&gamma=1&slip=0.3")  # no way to the goal, and no discount
-    assert "−∞" in one(driver, ".optimum").text and "no move is right" in one(driver, "#grid_right").text
+    assert (
+        "−∞" in one(driver, ".optimum").text
+        and "no move is right" in one(driver, "#grid_right").text
+    )
 
 
 def test_a_move_on_the_grid_is_q_learnings_update(show):
@@ -386,7 +454,9 @@ def test_eight_answers_have_points_advantages_and_alternatives(show):
     for card in drawn(driver):
         tokens = card.find_elements(By.CSS_SELECTOR, ".token")
         text = "".join(token.get_property("textContent") for token in tokens).removesuffix("■")
-        points = numbers_in(" ".join(x.text for x in card.find_elements(By.CSS_SELECTOR, "td.number")))
+        points = numbers_in(
+            " ".join(x.text for x in card.find_elements(By.CSS_SELECTOR, "td.number"))
+        )
         given = dict(prompts=[text], completions=[text], answer=["48"])
         expected = [getattr(reward_func, name)(**given)[0] for name in REWARDS]
         assert points[:5] == [*expected, sum(expected)]
@@ -398,7 +468,9 @@ def test_eight_answers_have_points_advantages_and_alternatives(show):
     assert driver.switch_to.active_element == find(driver, ".token")[3]
     shares = [float(x.text.split(" %")[0]) for x in find(driver, "#other .share")]
     rest = float(re.search(r"share ([\d.]+) %", one(driver, "#other").text)[1])
-    assert shares == sorted(shares, reverse=True) and sum(shares) + rest == pytest.approx(100, abs=0.6)
+    assert shares == sorted(shares, reverse=True) and sum(shares) + rest == pytest.approx(
+        100, abs=0.6
+    )
     one(driver, "#question_text").clear()
     one(driver, "#question_text").send_keys(KIM)
     assert not find(driver, "#cards article") and one(driver, "#gold").get_attribute("value") == ""
@@ -416,7 +488,9 @@ def test_a_hostile_question_is_text(show):
     tags = "return [...new Set([...document.querySelectorAll('*')].map((e) => e.tagName))].sort()"
     harmless = set(driver.execute_script(tags))
     # As JSON: WebDriver itself refuses a lone surrogate.
-    script = "const [e, x] = arguments; e.value = JSON.parse(x); e.dispatchEvent(new Event('input'))"
+    script = (
+        "const [e, x] = arguments; e.value = JSON.parse(x); e.dispatchEvent(new Event('input'))"
+    )
     for hostile in HOSTILE:
         driver.execute_script(script, one(driver, "#question_text"), json.dumps(hostile))
         assert not one(driver, "#draw").is_enabled()
@@ -424,23 +498,33 @@ def test_a_hostile_question_is_text(show):
         assert driver.execute_script("return document.documentElement.scrollWidth <= innerWidth")
     assert driver.execute_script("return window.hacked") is None
     for typed, answer, said in (
-        (KIM, "7", ""), ("", "7", "Type a question"), ("Zoe has 8 cards.", "7", "underlined"),
-        (f"{KIM} {KIM}", "7", "at most 28"), (KIM, "", "whole number"),
-    ):  # fmt: skip
+        (KIM, "7", ""),
+        ("", "7", "Type a question"),
+        ("Zoe has 8 cards.", "7", "underlined"),
+        (f"{KIM} {KIM}", "7", "at most 28"),
+        (KIM, "", "whole number"),
+    ):
         for name, value in (("question_text", typed), ("gold", answer)):
             driver.execute_script(script, one(driver, f"#{name}"), json.dumps(value))
-        assert said in one(driver, "#known").text and one(driver, "#draw").is_enabled() == (said == "")
+        assert said in one(driver, "#known").text and one(driver, "#draw").is_enabled() == (
+            said == ""
+        )
 
 
 def tasks_of(driver):
     """Processor seconds of each task of a main thread since the last call: [(process, seconds)]."""
-    events = [json.loads(entry["message"])["message"]["params"] for entry in driver.get_log("performance")]
-    tasks = [x for x in events if "tdur" in x and x["name"].endswith("RunTask") and x["pid"] == x["tid"]]
+    events = [
+        json.loads(entry["message"])["message"]["params"] for entry in driver.get_log("performance")
+    ]
+    tasks = [
+        x for x in events if "tdur" in x and x["name"].endswith("RunTask") and x["pid"] == x["tid"]
+    ]
     return [(task["pid"], task["tdur"] / 1e6) for task in tasks]
 
 
 def test_training_reaches_80_percent_within_5_minutes(show, driver):
-    """From the untrained weights, seeds 0 to 2, default settings: the median. And memory, and blocks.
+    """From the untrained weights, seeds 0 to 2, default settings: the median. And memory, and
+    blocks.
 
     `make playground-seeds` writes what it sees into the CSV file named by TABLE.
     """
@@ -456,16 +540,21 @@ def test_training_reaches_80_percent_within_5_minutes(show, driver):
             time.sleep(1)
             shown = re.findall(r"[\d.]+|–", driver.execute_script(figure))
             children = psutil.Process(driver.service.process.pid).children(recursive=True)
-            pages = {p.pid: p.memory_info().rss for p in children if "--type=renderer" in p.cmdline()}
+            pages = {
+                p.pid: p.memory_info().rss for p in children if "--type=renderer" in p.cmdline()
+            }
             memory = max(memory, *pages.values())
-            # Processor time: the wall clock of a task also counts what else this machine is busy with.
+            # Processor time: the wall clock of a task also counts what else this machine is busy
+            # with.
             blocks += [duration for pid, duration in tasks_of(driver) if pid in pages]
         row = dict(seed=seed, right_before=float(shown[0]), steps=progress(driver) // 25 * 25)
         rows.append(row | dict(right=float(shown[1]), seconds=round(time.monotonic() - began, 1)))
     print(f"{rows}; {memory / 1e6:.0f} MB; longest of {len(blocks)} tasks {max(blocks):.3f} s")
     if "TABLE" in os.environ:
         row = dict(memory_mb=round(memory / 1e6), longest_task_ms=round(1e3 * max(blocks)))
-        row |= dict(load=round(os.getloadavg()[2], 1), machine=machine.processor(), date=time.strftime("%F"))
+        row |= dict(
+            load=round(os.getloadavg()[2], 1), machine=machine.processor(), date=time.strftime("%F")
+        )
         pd.DataFrame(rows).assign(**row).to_csv(os.environ["TABLE"], index=False)
     assert all(25 < row["right_before"] < 45 for row in rows)  # untrained
     assert np.median([row["seconds"] if row["right"] >= 80 else np.inf for row in rows]) < 300
@@ -476,19 +565,28 @@ def test_one_worker_and_four_train_alike(show, driver):
     """The draws follow from the seed, and the gradients of all workers are added up."""
     steps = []
     for workers in (1, 4, os.cpu_count()):
-        driver.execute_cdp_cmd("Emulation.setHardwareConcurrencyOverride", {"hardwareConcurrency": workers})
+        driver.execute_cdp_cmd(
+            "Emulation.setHardwareConcurrencyOverride", {"hardwareConcurrency": workers}
+        )
         show("clip")
         assert run(driver, "module('pool').COUNT") == min(workers, 4)
-        given = dict(answers=4, updates=3, epsilon=0.2, beta=0.08, rate=1e-3, seed=5, step=20, steps=200)
+        given = dict(
+            answers=4, updates=3, epsilon=0.2, beta=0.08, rate=1e-3, seed=5, step=20, steps=200
+        )
         step = "await (await pool()).step({...given[0], points: module('rewards').POINTS})"
         steps.append(run(driver, step, given))
     first, second, _ = steps
     assert first["groups"] == second["groups"] and first["questions"] == second["questions"]
     for name in ("loss", "kl", "entropy", "norm", "clipped"):
-        assert first[name] == pytest.approx(second[name], rel=1e-4, abs=1e-6)  # float32 sums in another order
+        # float32 sums in another order
+        assert first[name] == pytest.approx(second[name], rel=1e-4, abs=1e-6)
     assert first["norm"] > 0.05
-    # The shipped change is of 200 steps of the main script, which had 96 % of these questions at its end.
-    right = [run(driver, f"(await (await pool()).evaluate('{x}', 0)).right") for x in ("start", "trained")]
+    # The shipped change is of 200 steps of the main script, which had 96 % of these questions at
+    # its end.
+    right = [
+        run(driver, f"(await (await pool()).evaluate('{x}', 0)).right")
+        for x in ("start", "trained")
+    ]
     # 33.6 % by the main script's sampler; 128 questions give 4 points of noise
     assert 0.25 < right[0] < 0.45 and right[1] > 0.9
 
@@ -513,10 +611,12 @@ def test_verdicts_name_what_pays(show):
     names = ["format", "tag", "right", "whitespace", "close", "near", "wrong", "number", "token"]
     for points, change, said in (
         (dict(right=3), {}, "right paid, form unpaid, length unpaid"),
-        (dict(right=1, wrong=3), {}, "right against, form unpaid, length unpaid"),  # the wrong ones have more
+        # the wrong ones have more
+        (dict(right=1, wrong=3), {}, "right against, form unpaid, length unpaid"),
         (dict(number=1, wrong=1), {}, "right unpaid, form unpaid, length unpaid"),
         (dict(tag=0.5), {}, "right unpaid, form against, length unpaid"),
-        (dict(format=3, tag=-0.5, token=-0.1), {}, "right unpaid, form paid, length paid"),  # -4 for the tags
+        # -4 for the tags
+        (dict(format=3, tag=-0.5, token=-0.1), {}, "right unpaid, form paid, length paid"),
         (dict(token=1), dict(right=0.39, length=8.1), "form unpaid"),  # too little to say so
         ({}, {}, ""),
     ):
@@ -537,9 +637,15 @@ def test_a_training_stops_goes_on_and_is_reset(show):
     assert len(find(driver, "#train_group tr")) == 3 and not one(driver, "#beta").is_enabled()
     one(driver, "#tab_answers").click()  # what was trained here answers in the other room
     drawn(driver)
-    assert f"{stopped} steps" in one(driver, "#model_own").text and one(driver, "#model_own").is_enabled()
-    visit(driver, "room=4")  # as a reload does: the training is kept, and goes on as if nothing had been
-    WebDriverWait(driver, 60).until(lambda d: progress(d) == stopped and not one(d, "#beta").is_enabled())
+    assert (
+        f"{stopped} steps" in one(driver, "#model_own").text
+        and one(driver, "#model_own").is_enabled()
+    )
+    # as a reload does: the training is kept, and goes on as if nothing had been
+    visit(driver, "room=4")
+    WebDriverWait(driver, 60).until(
+        lambda d: progress(d) == stopped and not one(d, "#beta").is_enabled()
+    )
     logs = []
     for _ in range(2):
         go_on_until(driver, stopped + 2)
@@ -584,7 +690,10 @@ def test_the_address_holds_what_is_set(show):
     driver = show("grid", more="&theme=dark&walls=11_14&gamma=0.9&alpha=much&epsilon=7")
     world = "module('grid').settings"
     # What is no such number is as if it weren't there.
-    assert run(driver, world).items() >= dict(walls=[11, 14], gamma=0.9, alpha=0.5, epsilon=0.5).items()
+    assert (
+        run(driver, world).items()
+        >= dict(walls=[11, 14], gamma=0.9, alpha=0.5, epsilon=0.5).items()
+    )
     one(driver, "#cell_11").click()
     turn(driver, "slip", 0.3)
     one(driver, "#language").click()
@@ -597,7 +706,9 @@ def test_the_address_holds_what_is_set(show):
     for name in ("grid_hundred", "tab_clip", "tab_grid"):
         one(driver, f"#{name}").click()
         time.sleep(0.5)  # the room is drawn anew
-    assert run(driver, world)["walls"] == [14] and run(driver, "module('grid').state.episodes") >= 100
+    assert (
+        run(driver, world)["walls"] == [14] and run(driver, "module('grid').state.episodes") >= 100
+    )
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -1,7 +1,7 @@
 """The site in a real browser: `make test-site`. Needs Debian's chromium and chromium-driver.
 
-Every page is opened from file://, every link followed to its file and its anchor; some pages again from a web
-server.
+Every page is opened from file://, every link followed to its file and its anchor; some pages again
+from a web server.
 """
 
 import functools
@@ -35,12 +35,18 @@ return {
   fetched: performance.getEntriesByType("resource").map((entry) => entry.name),
 }"""
 WIDE = "return document.documentElement.scrollWidth > innerWidth"
-# What comes with a click: a mission and the answer to a guess, a token's formula; its strongest colours.
+# What comes with a click: a mission and the answer to a guess, a token's formula; its strongest
+# colours.
 OPENED = """
 for (const name of [".missions button", "[id^=guess_]", "article .token"])
   document.querySelector(name)?.click();
 for (const token of document.querySelectorAll(".token")) token.style.setProperty("--strength", "55%")"""
-SAMPLE = ("index.html", "zh/3_Pendulum/ppo.html", "GLOSSARY.html", "4_GRPO_MNIST/grpo_mnist.py.html")
+SAMPLE = (
+    "index.html",
+    "zh/3_Pendulum/ppo.html",
+    "GLOSSARY.html",
+    "4_GRPO_MNIST/grpo_mnist.py.html",
+)
 
 
 def test_the_committed_playground_is_what_its_sources_make():
@@ -51,7 +57,9 @@ def test_the_committed_playground_is_what_its_sources_make():
 
 @pytest.fixture(scope="module")
 def seen(driver):
-    """What the browser finds on each page that can be reached from the first: {path: LOOK's answer}."""
+    """What the browser finds on each page that can be reached from the first: {path: LOOK's
+    answer}.
+    """
     found, waiting = {}, [SITE / "index.html"]
     while waiting:
         path = waiting.pop()
@@ -102,19 +110,25 @@ def test_every_page_of_the_course_is_shown_whole_and_in_its_language(seen):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("page", [*SAMPLE, *(f"{PLAYGROUND}#room={room}" for room in (1, 2, 3, 4)), REPORT])
+@pytest.mark.parametrize(
+    "page", [*SAMPLE, *(f"{PLAYGROUND}#room={room}" for room in (1, 2, 3, 4)), REPORT]
+)
 def test_axe_finds_nothing(driver, page, scheme):
     for width in (390, 1280):
         look_like(driver, width, 844, phone=False, scheme=scheme)
         driver.get("about:blank")
         driver.get(f"{SITE.as_uri()}/{page}" if page in SAMPLE else f"file://{page}")
         if str(page).endswith("=3"):
-            WebDriverWait(driver, 60).until(lambda d: any(x.is_displayed() for x in find(d, "#eight_told")))
+            WebDriverWait(driver, 60).until(
+                lambda d: any(x.is_displayed() for x in find(d, "#eight_told"))
+            )
         driver.execute_script(OPENED)
         time.sleep(0.6)  # Material fades colours, and lets keys reach what scrolls
         axe = Axe(driver)
         axe.inject()
-        found = axe.run(options="{iframes: false, rules: {'target-size': {enabled: true}}}")["violations"]
+        found = axe.run(options="{iframes: false, rules: {'target-size': {enabled: true}}}")[
+            "violations"
+        ]
         assert not [(fault["id"], [node["html"] for node in fault["nodes"]]) for fault in found]
 
 

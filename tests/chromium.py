@@ -6,7 +6,9 @@ from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 
-FLAGS = "headless=new no-sandbox disable-gpu no-first-run disable-sync disable-background-networking"
+FLAGS = (
+    "headless=new no-sandbox disable-gpu no-first-run disable-sync disable-background-networking"
+)
 
 
 def started(traced: bool) -> webdriver.Chrome:

@@ -1,4 +1,6 @@
-"""The folders are no packages: tests import folder 5's scripts from the path, the others' by folders.load."""
+"""The folders are no packages: tests import folder 5's scripts from the path, the others' by
+folders.load.
+"""
 
 import fcntl
 import gc
@@ -15,19 +17,21 @@ ROOT = Path(__file__).resolve().parent.parent
 for folder in ("5_GRPO_Maxtext", "benchmarks", "benchmarks/peers", ""):
     sys.path.insert(0, str(ROOT / folder))
 
-# A suite that a shell started in the background (`make test &`) ignores Ctrl-C, and so would the scripts that
-# tests start: those that are to be interrupted would never end.
+# A suite that a shell started in the background (`make test &`) ignores Ctrl-C, and so would the
+# scripts that tests start: those that are to be interrupted would never end.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Most of the suite's time is compilation, and its programs run a few times: XLA skips its expensive passes.
+# Most of the suite's time is compilation, and its programs run a few times: XLA skips its expensive
+# passes.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-# The scripts' own flags, and one piece of code per program instead of 32: most programs here are small.
+# The scripts' own flags, and one piece of code per program instead of 32: most programs here are
+# small.
 FLAGS = "--xla_cpu_multi_thread_eigen=false --xla_cpu_parallel_codegen_split_count=1"
 FLAGS += " --xla_cpu_opt_preset=CPU_OPT_PRESET_FAST_COMPILE"
 FLAGS += " --xla_cpu_max_isa=AVX2" * (platform.machine().lower() in ("x86_64", "amd64"))
 os.environ.setdefault("XLA_FLAGS", FLAGS)
-# A program that one test has compiled is read by the next, by the other worker, and by the scripts that tests
-# start. All of it before jax is imported.
+# A program that one test has compiled is read by the next, by the other worker, and by the scripts
+# that tests start. All of it before jax is imported.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / "runs" / "compiled"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
@@ -35,7 +39,9 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_old_is_collected():
-    """Millions of objects that imports and earlier files made are looked at no more by each collection."""
+    """Millions of objects that imports and earlier files made are looked at no more by each
+    collection.
+    """
     gc.freeze()
 
 
@@ -43,7 +49,8 @@ def nothing_old_is_collected():
 def shared_programs():
     """A run whose model and sizes are those of an earlier one takes over what that one has traced."""
     with pytest.MonkeyPatch.context() as patch:
-        if "grpo_llama3_1_8b_demo" in sys.modules:  # the tests of folders 1 to 4 alone spare its imports
+        # the tests of folders 1 to 4 alone spare its imports
+        if "grpo_llama3_1_8b_demo" in sys.modules:
             import short_runs
 
             short_runs.share_programs(patch)
@@ -59,7 +66,8 @@ def empty_folder(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory):
-    """The folder of a finished run of short_runs.SHORT, with run/ and said.txt; copy it to change it.
+    """The folder of a finished run of short_runs.SHORT, with run/ and said.txt; copy it to change
+    it.
 
     Made once for all files and workers.
     """

@@ -1,4 +1,6 @@
-"""Imports the files of folders 1 to 4. Each has a `settings`, a `runs`: names that clash in one process."""
+"""Imports the files of folders 1 to 4. Each has a `settings`, a `runs`: names that clash in one
+process.
+"""
 
 import functools
 import importlib
@@ -19,7 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent
 def load_all(folder: str) -> dict[str, ModuleType]:
     """Every file of a numbered folder as a module, by name; afterwards the names are free again."""
     names = sorted(path.stem for path in (ROOT / folder).glob("*.py"))
-    hidden = {name: sys.modules.pop(name) for name in names if name in sys.modules}  # folder 5's exercises
+    # folder 5's exercises
+    hidden = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     sys.path.insert(0, str(ROOT / folder))
     try:
         modules = {name: importlib.import_module(name) for name in names}
@@ -28,7 +31,8 @@ def load_all(folder: str) -> dict[str, ModuleType]:
         for name in names:
             sys.modules.pop(name, None)
         sys.modules.update(hidden)
-    for name, module in modules.items():  # tyro looks for the source of a dataclass by its module's name
+    # tyro looks for the source of a dataclass by its module's name
+    for name, module in modules.items():
         sys.modules[f"{folder}.{name}"] = module
         if hasattr(module, "Constants"):
             module.Constants.__module__ = f"{folder}.{name}"
@@ -52,7 +56,9 @@ def flat(tree: Any) -> np.ndarray:
 
 
 def of_sgd(agent: Any, **rates: float) -> Any:
-    """The agent of folder 3, but its networks learn by plain SGD at these rates: a step is the gradient."""
+    """The agent of folder 3, but its networks learn by plain SGD at these rates: a step is the
+    gradient.
+    """
     optimizers = {
         f"{name}_optimizer": nnx.Optimizer(getattr(agent, name), optax.sgd(rate), wrt=nnx.Param)
         for name, rate in rates.items()
@@ -60,7 +66,9 @@ def of_sgd(agent: Any, **rates: float) -> Any:
     return agent._replace(**optimizers)
 
 
-def forward(network: nnx.Module, x: Any, activation: Any = lambda x: np.maximum(x, 0)) -> np.ndarray:
+def forward(
+    network: nnx.Module, x: Any, activation: Any = lambda x: np.maximum(x, 0)
+) -> np.ndarray:
     """A network's outputs before their factor, float64, of inputs that are scaled already."""
     for layer in (network.hidden_1, network.hidden_2, network.output):
         x = x @ np.asarray(layer.kernel[...], np.float64) + np.asarray(layer.bias[...])
@@ -68,8 +76,12 @@ def forward(network: nnx.Module, x: Any, activation: Any = lambda x: np.maximum(
     return x
 
 
-def learning_rates(optimizer: nnx.Optimizer, network: nnx.Module, updates: int) -> tuple[np.ndarray, Any]:
-    """The rate of each update, and the optimizer after them. Under a constant gradient it's Adam's step."""
+def learning_rates(
+    optimizer: nnx.Optimizer, network: nnx.Module, updates: int
+) -> tuple[np.ndarray, Any]:
+    """The rate of each update, and the optimizer after them. Under a constant gradient it's Adam's
+    step.
+    """
     ones = jax.tree.map(jax.numpy.ones_like, nnx.state(network, nnx.Param))
 
     def one(carry, _):

@@ -32,7 +32,8 @@ PROGRAMS = {
 
 def filled(text: str, **values) -> str:
     """`text` with each {NAME} of TEXTS and of `values` replaced."""
-    for name, value in [*TEXTS.items(), *TEXTS.items(), *values.items()]:  # one of TEXTS may name another
+    # one of TEXTS may name another
+    for name, value in [*TEXTS.items(), *TEXTS.items(), *values.items()]:
         text = text.replace(f"{{{name}}}", str(value))
     return text
 
@@ -45,23 +46,31 @@ def names(kind: str) -> list[str]:
 def left_running() -> list[str]:
     """Command lines of the processes that this process started in a sandbox and that still run."""
     mark = f"'parent': {os.getpid()}"
-    lines = (" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"]))
+    lines = (
+        " ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])
+    )
     return [line[:200] for line in lines if mark in line]
 
 
 def try_all(kind: str) -> dict[str, list[str]]:
     """Grades the programs that the protection `kind` is meant to hold, eight at a time.
 
-    Returns those that were `paid`; what they reached or changed outside (`escaped`); their processes and
-    folders that were left (`outlived`); those at which the grader failed or hung (`crashed`).
+    Returns those that were `paid`; what they reached or changed outside (`escaped`); their
+    processes and folders that were left (`outlived`); those at which the grader failed or hung
+    (`crashed`).
     """
-    with tempfile.TemporaryDirectory(prefix="public_") as folder, pytest.MonkeyPatch.context() as patch:
+    with (
+        tempfile.TemporaryDirectory(prefix="public_") as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         public, expected = Path(folder), filled("{OUTPUT}", SECRET=SECRET)
         (public / "tests.json").write_text(expected)
         (public / "victim").touch()
         (public / "boxes").mkdir()
         tcp, udp = socket.create_server(("127.0.0.1", 0)), socket.socket(type=socket.SOCK_DGRAM)
-        streams, packets = (socket.socket(socket.AF_UNIX, t) for t in (socket.SOCK_STREAM, socket.SOCK_DGRAM))
+        streams, packets = (
+            socket.socket(socket.AF_UNIX, t) for t in (socket.SOCK_STREAM, socket.SOCK_DGRAM)
+        )
         udp.bind(tcp.getsockname())
         streams.bind(str(public / "socket"))
         streams.listen()
@@ -84,19 +93,29 @@ def try_all(kind: str) -> dict[str, list[str]]:
             hostile, start = PROGRAMS[name], time.monotonic()
             program, tests = (filled(hostile[part], **values) for part in ("program", "tests"))
             try:
-                if code_grading.compute_score(program, tests, {"entry_point": hostile["entry_point"]}):
+                if code_grading.compute_score(
+                    program, tests, {"entry_point": hostile["entry_point"]}
+                ):
                     paid.append(name)
             except Exception as error:  # the grader's
                 crashed.append(f"{name}: {error}")
-            if time.monotonic() - start > HANG_SECONDS / 2:  # with 8 at a time it takes a few seconds
+            # with 8 at a time it takes a few seconds
+            if time.monotonic() - start > HANG_SECONDS / 2:
                 crashed.append(name)
 
         for wall_seconds, sleep in ((HANG_SECONDS, False), (2.0, True)):
             patch.setattr(box, "WALL_SECONDS", wall_seconds)
             with concurrent.futures.ThreadPoolExecutor(8) as pool:
-                list(pool.map(grade, (name for name in names(kind) if PROGRAMS[name]["sleeps"] == sleep)))
+                list(
+                    pool.map(
+                        grade, (name for name in names(kind) if PROGRAMS[name]["sleeps"] == sleep)
+                    )
+                )
 
-        folders = [public, *map(Path, ("/tmp", "/var/tmp", "/dev/shm", "/", "/dev", os.path.expanduser("~")))]
+        folders = [
+            public,
+            *map(Path, ("/tmp", "/var/tmp", "/dev/shm", "/", "/dev", os.path.expanduser("~"))),
+        ]
         escaped = [f"wrote {folder / mark}" for folder in folders if (folder / mark).exists()]
         if not (public / "victim").exists() or (public / "tests.json").read_text() != expected:
             escaped.append("changed files of the grader")

@@ -2,9 +2,10 @@
 
     python tests/make_golden_batch.py
 
-Everything is float64 and written as the papers write it, one answer and one token at a time, without a mask.
-The gradient with respect to each log-prob is a central difference. What a paper puts under stop-gradient is
-held fixed: such terms read `fixed`, a second copy of the log-probs that no difference moves.
+Everything is float64 and written as the papers write it, one answer and one token at a time,
+without a mask. The gradient with respect to each log-prob is a central difference. What a paper
+puts under stop-gradient is held fixed: such terms read `fixed`, a second copy of the log-probs that
+no difference moves.
 
     grpo      arXiv 2402.03300, eq. 3 and 4; the std is the sample's, as Tunix, TRL and verl have it
     dr_grpo   arXiv 2503.20783, section 3.2; each sum is divided by the longest answer that may be drawn
@@ -21,14 +22,20 @@ from pathlib import Path
 
 import numpy as np
 
-TO = Path(__file__).resolve().parent.parent / "5_GRPO_Maxtext" / "tools" / "exercises" / "golden.npz"
+TO = (
+    Path(__file__).resolve().parent.parent / "5_GRPO_Maxtext" / "tools" / "exercises" / "golden.npz"
+)
 QUESTIONS, G = 3, 4
-N = T = QUESTIONS * G  # as many tokens as answers: [N] against [N, T] goes wrong without a complaint
+# as many tokens as answers: [N] against [N, T] goes wrong without a complaint
+N = T = QUESTIONS * G
 EPSILON, EPSILON_HIGH, BETA = 0.2, 0.28, 0.04
-LENGTHS = [11, 3, 7, 1, 5, 9, 2, 8, 6, 4, 10, 5]  # none as long as allowed: T is not the longest answer
-# mean log-ratio of each answer: below, between and above the bounds of both clips, for good and bad answers
+# none as long as allowed: T is not the longest answer
+LENGTHS = [11, 3, 7, 1, 5, 9, 2, 8, 6, 4, 10, 5]
+# mean log-ratio of each answer: below, between and above the bounds of both clips, for good and bad
+# answers
 SHIFTS = [0.22, -0.3, 0.1, 0.4, 0.22, -0.3, 0.4, -0.1, 0.0, 0.3, -0.3, 0.1]
-REWARDS = [1.0, 0.0, 0.0, 0.5, 2.0, 1.0, 0.0, 1.5, 1.0, 1.0, 1.0, 1.0]  # the last group teaches nothing
+# the last group teaches nothing
+REWARDS = [1.0, 0.0, 0.0, 0.5, 2.0, 1.0, 0.0, 1.5, 1.0, 1.0, 1.0, 1.0]
 
 
 def batch() -> dict[str, np.ndarray]:
@@ -107,12 +114,16 @@ def gradient(method: str, new, old, ref) -> np.ndarray:
 def main() -> None:
     """Writes the file."""
     arrays = batch()
-    new, old, ref = (arrays[name].astype(float) for name in ("log_prob", "old_log_prob", "ref_log_prob"))
+    new, old, ref = (
+        arrays[name].astype(float) for name in ("log_prob", "old_log_prob", "ref_log_prob")
+    )
     for method in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"):
         arrays[f"{method}_advantage"] = np.array([advantage(method, i) for i in range(N)])
         arrays[f"{method}_loss"] = np.array(loss(method, new, new, old, ref))
         arrays[f"{method}_gradient"] = gradient(method, new, old, ref)
-    constants = dict(num_generations=G, max_tokens=T, epsilon=EPSILON, epsilon_high=EPSILON_HIGH, beta=BETA)
+    constants = dict(
+        num_generations=G, max_tokens=T, epsilon=EPSILON, epsilon_high=EPSILON_HIGH, beta=BETA
+    )
     np.savez_compressed(TO, **arrays, **constants)
 
 

@@ -1,8 +1,8 @@
 """Which one-line faults do the tests catch? Run `make mutants`, or `python tests/mutants.py WORDS`.
 
-Each entry of mutants.toml puts a fault into a copy of the checkout and runs the test file that has to fail.
-WORDS pick the entries whose file or test contains one of them. Exit code 1 if a mutant lives or no longer
-fits the code.
+Each entry of mutants.toml puts a fault into a copy of the checkout and runs the test file that has
+to fail. WORDS pick the entries whose file or test contains one of them. Exit code 1 if a mutant
+lives or no longer fits the code.
 """
 
 import os
@@ -16,7 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OUTCOMES = {0: "LIVES", 1: "killed", 5: "NO TEST"}  # by pytest's exit code
 SECONDS = 600  # a mutant that never ends is killed, too
-# A .pyc file is as new as its source to the second: a mutant of the same length would run the old one.
+# A .pyc file is as new as its source to the second: a mutant of the same length would run the old
+# one.
 VARIABLES = {"JAX_COMPILATION_CACHE_DIR": str(ROOT / "runs" / "compiled")} | os.environ
 VARIABLES["PYTHONDONTWRITEBYTECODE"] = "1"
 

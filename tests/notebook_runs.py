@@ -1,4 +1,6 @@
-"""Each notebook from the first to the last cell: `make test-notebooks`. With constants that keep it short."""
+"""Each notebook from the first to the last cell: `make test-notebooks`. With constants that keep it
+short.
+"""
 
 import json
 import sys
@@ -20,7 +22,12 @@ SHORT = {
     "ppo": ["NUM_STEPS=10000", "NUM_SEEDS=2", "EVAL_EPISODES=5"],
     "pendulum": ["NUM_STEPS=10000", "NUM_SEEDS=2", "EVAL_EPISODES=5"],
     "grpo_mnist": ["MNIST_PATH=subset", "NUM_EPOCHS=1", "NUM_SEEDS=2"],
-    "grpo_llama3_1_8b_demo": ["NUM_BATCHES=4", "NUM_TEST_QUESTIONS=16", "EVAL_EVERY=2", "EVAL_QUESTIONS=16"],
+    "grpo_llama3_1_8b_demo": [
+        "NUM_BATCHES=4",
+        "NUM_TEST_QUESTIONS=16",
+        "EVAL_EVERY=2",
+        "EVAL_QUESTIONS=16",
+    ],
     "mesh_and_axis_rules": [],
 }
 
@@ -29,7 +36,9 @@ SHORT = {
 def test_a_notebook_runs_from_the_first_to_the_last_cell(script, tmp_path):
     made, chinese = notebooks.notebook(script), notebooks.notebook(script, "_ch")
     cells = [cell for cell in made.cells if cell.cell_type == "code"]
-    assert [cell.source for cell in cells] == [c.source for c in chinese.cells if c.cell_type == "code"]
+    assert [cell.source for cell in cells] == [
+        c.source for c in chinese.cells if c.cell_type == "code"
+    ]
     arguments = [*SHORT[Path(script).stem], f"RUN_DIR={tmp_path}"]
     cells[0].source = cells[0].source.replace("ARGUMENTS = []", f"ARGUMENTS = {arguments}")
     NotebookClient(made, timeout=1200, resources={"metadata": {"path": ROOT}}).execute()
@@ -45,7 +54,9 @@ def test_a_notebook_runs_from_the_first_to_the_last_cell(script, tmp_path):
     for notebook in (made, chinese):
         nbformat.validate(notebook)
         named = [name for cell in notebook.cells for name in cell.get("attachments", ())]
-        assert "".join(cell.source for cell in notebook.cells).count("](attachment:") == len(named) > 0
+        assert (
+            "".join(cell.source for cell in notebook.cells).count("](attachment:") == len(named) > 0
+        )
 
 
 def test_without_the_course_the_first_cell_says_what_to_set(tmp_path):

@@ -9,7 +9,9 @@ FOLDERS = sorted(ROOT.glob("[1-5]_*"))
 LANGUAGES = ("english", "chinese")
 ALL = [
     *sorted(path for path in ROOT.glob("*.md") if path.stem != "CONTRIBUTING"),
-    *sorted(path for folder in FOLDERS for path in [*folder.glob("*.md"), *folder.glob("docs/*.md")]),
+    *sorted(
+        path for folder in FOLDERS for path in [*folder.glob("*.md"), *folder.glob("docs/*.md")]
+    ),
 ]
 EVERY = [*ALL, ROOT / "CONTRIBUTING.md"]
 ENGLISH = [page for page in ALL if not page.stem.endswith("_ch")]

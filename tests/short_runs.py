@@ -1,4 +1,6 @@
-"""Short runs of the main script for several test files: in this process, or in one that can be killed."""
+"""Short runs of the main script for several test files: in this process, or in one that can be
+killed.
+"""
 
 import contextlib
 import functools
@@ -18,7 +20,8 @@ import settings
 SCRIPT = settings.HERE / "grpo_llama3_1_8b_demo.py"
 SHORT = [
     "NUM_BATCHES=8",
-    "NUM_ITERATIONS=1",  # not the defaults: once on a batch, and a rate at which 8 steps change the answers
+    # not the defaults: once on a batch, and a rate at which 8 steps change the answers
+    "NUM_ITERATIONS=1",
     "LEARNING_RATE=1e-3",
     "BATCH_SIZE=4",
     "NUM_GENERATIONS=4",
@@ -31,14 +34,16 @@ SHORT = [
 ]
 HANGS = 900  # seconds; only against a process that never ends
 
-CONSTANTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())  # which runs can differ in
+# which runs can differ in
+CONSTANTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
 
 def taken_again(make, name_of):
-    """`make` of a model or an engine, but the second of a name is the first, all of it as it was then.
+    """`make` of a model or an engine, but the second of a name is the first, all of it as it was
+    then.
 
-    To trace and lower its programs, and to read them back compiled, is two thirds of a short run. `name_of`
-    the arguments: None means anew.
+    To trace and lower its programs, and to read them back compiled, is two thirds of a short run.
+    `name_of` the arguments: None means anew.
     """
     import jax
     import numpy as np
@@ -52,8 +57,14 @@ def taken_again(make, name_of):
             new = make(*arguments)
             engine = getattr(new, "rollout", new)
             weights = nnx.state(engine.model(), nnx.Param)
-            copies = jax.tree.map(np.array, weights)  # the first update gives the arrays themselves away
-            made[name] = new, copies, jax.tree.map(lambda x: x.sharding, weights), dict(vars(engine))
+            # the first update gives the arrays themselves away
+            copies = jax.tree.map(np.array, weights)
+            made[name] = (
+                new,
+                copies,
+                jax.tree.map(lambda x: x.sharding, weights),
+                dict(vars(engine)),
+            )
             return new
         new, copies, places, attributes = made[name]
         engine = getattr(new, "rollout", new)
@@ -99,14 +110,22 @@ def share_programs(patch):
 
     def load_llm(c, *more):
         made = take(c, *more)
-        return Llm(c, made.actor, made.reference, made.rollout, made._how, made.mesh, made._axis_rules)
+        return Llm(
+            c, made.actor, made.reference, made.rollout, made._how, made.mesh, made._axis_rules
+        )
 
     patch.setattr(start, "load_llm", load_llm)
 
-    # `update` takes both as static arguments: other objects of the same constants would be traced anew.
+    # `update` takes both as static arguments: other objects of the same constants would be traced
+    # anew.
     steps, method = CONSTANTS["of_the_optimizer"], ("EPSILON", *Variants.__dataclass_fields__)
-    for module, function, names in ((demo, "make_optimizer", steps), (grpo_variants, "choose", method)):
-        key = functools.partial(lambda names, c, *more: tuple(getattr(c, name) for name in names), names)
+    for module, function, names in (
+        (demo, "make_optimizer", steps),
+        (grpo_variants, "choose", method),
+    ):
+        key = functools.partial(
+            lambda names, c, *more: tuple(getattr(c, name) for name in names), names
+        )
         patch.setattr(module, function, kept(getattr(module, function), key))
 
     def engine(c, tokenizer, count, checkpoint=None):
@@ -146,7 +165,9 @@ def load_weights(run_dir, step, place="checkpoints"):
 
 def saved_steps(run_dir):
     """The checkpoints of a run; one that is still being written has another kind of name."""
-    return sorted(int(path.name) for path in Path(run_dir, "checkpoints").glob("*") if path.name.isdigit())
+    return sorted(
+        int(path.name) for path in Path(run_dir, "checkpoints").glob("*") if path.name.isdigit()
+    )
 
 
 def start(folder, *arguments, **environment):

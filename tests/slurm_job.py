@@ -1,8 +1,9 @@
-"""5_GRPO_Maxtext/launch/slurm.sh under a real SLURM: `make test-slurm`. Needs Debian's slurm-wlm and munge.
+"""5_GRPO_Maxtext/launch/slurm.sh under a real SLURM: `make test-slurm`. Needs Debian's slurm-wlm
+and munge.
 
-A throw-away SLURM of this machine alone: its own munged, slurmctld and slurmd, with configuration, key and
-state in a temporary folder, on free ports. Both tasks of a job run here, on one CPU device each. What only
-several machines show, the network between them and their common disk, is not tried.
+A throw-away SLURM of this machine alone: its own munged, slurmctld and slurmd, with configuration,
+key and state in a temporary folder, on free ports. Both tasks of a job run here, on one CPU device
+each. What only several machines show, the network between them and their common disk, is not tried.
 """
 
 import contextlib
@@ -27,8 +28,11 @@ ARGUMENTS = [*SHORT, f"SAVE_INTERVAL_STEPS={SAVED}"]
 CONFIG = Path(__file__).with_name("slurm.conf").read_text()
 # one CPU device a task, and the remains of a start by hand, which must not count
 ENVIRONMENT = {
-    "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "JAX_COORDINATOR_ADDRESS": "nowhere:1", "JAX_PROCESS_ID": "0",
-}  # fmt: skip
+    "JAX_PLATFORMS": "cpu",
+    "XLA_FLAGS": "",
+    "JAX_COORDINATOR_ADDRESS": "nowhere:1",
+    "JAX_PROCESS_ID": "0",
+}
 
 
 def wait_for(condition, what):
@@ -49,17 +53,27 @@ def cluster(tmp_path_factory):
     given = dict(ports=(free_port(), free_port()), user=getpass.getuser(), folder=folder)
     config.write_text(CONFIG.format(**given, host=socket.gethostname()))
     subprocess.run(["mungekey", "--create", f"--keyfile={folder}/munge.key"], check=True)
-    files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "seed-file": "seed", "log-file": "log"}
+    files = {
+        "key-file": "key",
+        "socket": "socket",
+        "pid-file": "pid",
+        "seed-file": "seed",
+        "log-file": "log",
+    }
     munged = [f"--{option}={folder}/munge.{name}" for option, name in files.items()]
     variables = os.environ | ENVIRONMENT | {"SLURM_CONF": str(config)}
 
     def is_idle():
         sinfo = ("sinfo", "--noheader", "--format=%T")
-        return subprocess.run(sinfo, env=variables, capture_output=True, text=True).stdout.strip() == "idle"
+        return (
+            subprocess.run(sinfo, env=variables, capture_output=True, text=True).stdout.strip()
+            == "idle"
+        )
 
     with contextlib.ExitStack() as running:
         for name, *options in (
-            ("munged", "--foreground", "--force", *munged),  # force: the temporary folder is ours alone
+            # force: the temporary folder is ours alone
+            ("munged", "--foreground", "--force", *munged),
             ("slurmctld", "-D", "-f", config),
             ("slurmd", "-D", "-f", config),
         ):
@@ -76,7 +90,9 @@ def cluster(tmp_path_factory):
         wait_for(is_idle, "a job does not end")
 
 
-def test_a_killed_task_sends_the_job_back_into_the_queue_and_both_train_as_one(cluster, finished, tmp_path):
+def test_a_killed_task_sends_the_job_back_into_the_queue_and_both_train_as_one(
+    cluster, finished, tmp_path
+):
     """It goes on after the step SAVED, and its curves are those of one process, on both hosts."""
 
     def ask(*command):
@@ -91,7 +107,9 @@ def test_a_killed_task_sends_the_job_back_into_the_queue_and_both_train_as_one(c
         return (state["JobState"], state["ExitCode"], state["Restarts"]) if over else None
 
     def seconds():
-        """The time that each step in the first host's log took; it tells a step that was computed again."""
+        """The time that each step in the first host's log took; it tells a step that was computed
+        again.
+        """
         return {int(row["step"]): row["seconds"] for row in read_log(run / "train_log.csv")}
 
     (tmp_path / ".venv").symlink_to(sys.prefix)  # as in the repository
@@ -101,7 +119,8 @@ def test_a_killed_task_sends_the_job_back_into_the_queue_and_both_train_as_one(c
     run, out = tmp_path / "runs" / f"slurm_{job}", tmp_path / f"slurm-{job}.out"
     wait_for(lambda: SAVED in saved_steps(run), "no checkpoint")
     before = seconds()
-    assert SAVED in before and STEPS not in before  # the row of a step is there before its checkpoint
+    # the row of a step is there before its checkpoint
+    assert SAVED in before and STEPS not in before
     # PID JOBID STEPID LOCALID GLOBALID; the batch script is in the list, too
     processes = [line.split() for line in ask("scontrol", "listpids", job).splitlines()[1:]]
     [second] = [int(pid) for pid, _, step, _, task in processes if (step, task) == ("0", "1")]

@@ -1,4 +1,5 @@
-"""A policy that is a table of logits: for the tests of the loss, the update and the loop around them.
+"""A policy that is a table of logits: for the tests of the loss, the update and the loop around
+them.
 
 It takes no time to compile, and NumPy knows its log-probs.
 """
@@ -35,9 +36,11 @@ PROMPTS = np.array([[2], [3]])
 ANSWERS = np.array([[4, 5, EOS], [5, EOS, PAD]])
 MASK = np.array([[1, 1, 1], [1, 1, 0]])
 ADVANTAGES = np.array([1.5, -0.5])
-OLD = np.array([[-1.9, -1.2, -2.6], [-1.6, -2.2, 0.0]])  # log-probs of the policy that wrote the answers
+# log-probs of the policy that wrote the answers
+OLD = np.array([[-1.9, -1.2, -2.6], [-1.6, -2.2, 0.0]])
 REFERENCE = np.array([[-1.5, -2.0, -1.1], [-2.4, -1.7, 0.0]])
-SAMPLER = np.array([[-1.4, -2.9, -2.6], [-1.3, -2.0, 0.0]])  # as the answers were drawn; ratios 0.6 to 5.5
+# as the answers were drawn; ratios 0.6 to 5.5
+SAMPLER = np.array([[-1.4, -2.9, -2.6], [-1.3, -2.0, 0.0]])
 
 
 class Table(nnx.Module):
@@ -63,7 +66,9 @@ def log_probs_by_hand(table=TABLE, prompts=PROMPTS, answers=ANSWERS, temperature
     prompts, answers = np.asarray(prompts), np.asarray(answers)
     inputs = np.concatenate([prompts, answers], axis=1)[:, prompts.shape[1] - 1 : -1]
     logits = np.clip(np.asarray(table, float)[inputs], -clip, clip) / temperature  # [N, T, V]
-    return np.take_along_axis(logits, answers[..., None], -1)[..., 0] - np.log(np.exp(logits).sum(-1))
+    return np.take_along_axis(logits, answers[..., None], -1)[..., 0] - np.log(
+        np.exp(logits).sum(-1)
+    )
 
 
 def as_batch(fields) -> demo.Batch:
@@ -87,16 +92,22 @@ def loss_of(*constants, table=TABLE, temperature=None, **changes):
     c = constants_of("NUM_GENERATIONS=2", *constants)
     params, model = model_of(c, Table(table), temperature=temperature)
     fields = dict(
-        prompt_ids=PROMPTS, completion_ids=ANSWERS, mask=MASK != 0, advantage=ADVANTAGES[:, None],
-        beta=np.full((2, 1), c.BETA), sampler_log_prob=SAMPLER, old_log_prob=OLD,
+        prompt_ids=PROMPTS,
+        completion_ids=ANSWERS,
+        mask=MASK != 0,
+        advantage=ADVANTAGES[:, None],
+        beta=np.full((2, 1), c.BETA),
+        sampler_log_prob=SAMPLER,
+        old_log_prob=OLD,
         ref_log_prob=REFERENCE if c.BETA else None,
-    )  # fmt: skip
+    )
     value, metrics, gradient = value_and_gradient(c, params, model, fields | changes)
     return value, metrics, np.asarray(gradient["table"])
 
 
 def value_and_gradient(c, params, model, fields):
-    """The loss on the page with its metrics, and its gradient; `fields` of a `Batch` but for the weights.
+    """The loss on the page with its metrics, and its gradient; `fields` of a `Batch` but for the
+    weights.
 
     These are what the run's aggregation makes of the mask [N, T], a group of two at a time.
     """
@@ -138,13 +149,19 @@ class Tokenizer:
 
 
 class Scripted(BaseRollout):
-    """A rollout engine that gives prepared answers: those of call i are `answers[i]`, [N, T], padded.
+    """A rollout engine that gives prepared answers: those of call i are `answers[i]`, [N, T],
+    padded.
 
     It has weights of its own, as vLLM has; the log-probs are those of the answers under them.
     """
 
     def __init__(self, rollout_actor, tokenizer, mesh, rollout_config, *, answers, takes=0.0):
-        self._model, self.tokenizer, self._answers, self._takes = rollout_actor, tokenizer, answers, takes
+        self._model, self.tokenizer, self._answers, self._takes = (
+            rollout_actor,
+            tokenizer,
+            answers,
+            takes,
+        )
         self._table = jnp.copy(rollout_actor.table[...])
         self.asked, self.temperatures = [], []
 
@@ -153,16 +170,21 @@ class Scripted(BaseRollout):
         answers = np.asarray(self._answers[len(self.asked)])
         tokens = [row[row != PAD] for row in answers]
         prompt_ids = np.array([[2 + int(text) % 3] for text in prompts])
-        log_prob = log_probs_by_hand(self._table, prompt_ids, answers, rollout_config.temperature or 1.0)
+        log_prob = log_probs_by_hand(
+            self._table, prompt_ids, answers, rollout_config.temperature or 1.0
+        )
         self.asked.append(list(prompts))
         self.temperatures.append(rollout_config.temperature)
         return RolloutOutput(
-            text=[self.tokenizer.decode(row) for row in tokens], logits=None, tokens=tokens,
+            text=[self.tokenizer.decode(row) for row in tokens],
+            logits=None,
+            tokens=tokens,
             left_padded_prompt_tokens=prompt_ids,
             logprobs=[row[: len(ids)] for row, ids in zip(log_prob, tokens, strict=True)],
-        )  # fmt: skip
+        )
 
-    def get_per_token_logps(self, prompt_tokens, completion_tokens):  # Tunix's learner asks for pi_old's
+    # Tunix's learner asks for pi_old's
+    def get_per_token_logps(self, prompt_tokens, completion_tokens):
         table = self._model.table[...]  # it sends no weights to an engine on the trainer's devices
         return jnp.asarray(log_probs_by_hand(table, prompt_tokens, completion_tokens))
 
@@ -189,7 +211,8 @@ def questions(count):
 
 
 def train(c, answers, points, folder: Path, takes=0.0):
-    """The loop on the page, with these answers: the language model after it, and the rows of its log.
+    """The loop on the page, with these answers: the language model after it, and the rows of its
+    log.
 
     The only reward function is `points`, of an answer's tokens.
     """

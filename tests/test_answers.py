@@ -1,4 +1,6 @@
-"""answers.jsonl: every number computed again in another way, from the texts, the log and checkpoints."""
+"""answers.jsonl: every number computed again in another way, from the texts, the log and
+checkpoints.
+"""
 
 import json
 
@@ -22,9 +24,20 @@ from task.run_grader import COURSE_REWARDS
 
 G, STEPS = 4, 4
 KEPT = [1, 3, 4]  # the first, every third, the last
-ARGUMENTS = [*SHORT, f"NUM_BATCHES={STEPS}", "LOG_ANSWERS_EVERY=3", "SAVE_INTERVAL_STEPS=1", "MAX_TO_KEEP=20",
-             "LEARNING_RATE=5e-4", "TEMPERATURE_END=0.6", "EVAL_EVERY=0", "NUM_ITERATIONS=2",
-             "ZERO_VARIANCE_GROUPS=refill", "MASK_OVERLONG=True", "TOTAL_GENERATION_STEPS=13"]  # fmt: skip
+ARGUMENTS = [
+    *SHORT,
+    f"NUM_BATCHES={STEPS}",
+    "LOG_ANSWERS_EVERY=3",
+    "SAVE_INTERVAL_STEPS=1",
+    "MAX_TO_KEEP=20",
+    "LEARNING_RATE=5e-4",
+    "TEMPERATURE_END=0.6",
+    "EVAL_EVERY=0",
+    "NUM_ITERATIONS=2",
+    "ZERO_VARIANCE_GROUPS=refill",
+    "MASK_OVERLONG=True",
+    "TOTAL_GENERATION_STEPS=13",
+]
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +74,17 @@ def test_points_rewards_and_advantages_follow_from_the_texts(rows):
         for i, answer in enumerate(row["completions"]):
             assert answer["points"] == {name: of_all[i] for name, of_all in points.items()}
             assert answer["reward"] == rewards[i]
-            assert answer["advantage"] == pytest.approx(expected[i], abs=1e-5)  # five decimals are kept
+            # five decimals are kept
+            assert answer["advantage"] == pytest.approx(expected[i], abs=1e-5)
             assert answer["correct"] == grade(texts[i], row["answer"])
             assert answer["correct_lenient"] == (last_number(texts[i]) == int(row["answer"]))
             assert answer["format_ok"] == format_ok(texts[i])
     assert spread > 4  # else equal numbers everywhere would pass
 
 
-def test_tokens_and_their_texts_are_the_answer_to_the_question_and_the_masked_ones_do_not_count(rows):
+def test_tokens_and_their_texts_are_the_answer_to_the_question_and_the_masked_ones_do_not_count(
+    rows,
+):
     tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
     data = map(json.loads, (HERE / "tiny_gsm8k/train.jsonl").read_text().splitlines())
     asked, cut = {row["question"]: row["answer"].split("#### ")[1] for row in data}, 0
@@ -78,7 +94,11 @@ def test_tokens_and_their_texts_are_the_answer_to_the_question_and_the_masked_on
             assert tokenizer.decode(answer["tokens"], skip_special_tokens=True) == answer["text"]
             assert "".join(answer["pieces"]) == tokenizer.decode(answer["tokens"])
             assert len(answer["pieces"]) == len(answer["tokens"]) == len(answer["log_prob"])
-            assert answer["cut_off"] == (answer["tokens"][-1] != tokenizer.eos_token_id) != answer["counts"]
+            assert (
+                answer["cut_off"]
+                == (answer["tokens"][-1] != tokenizer.eos_token_id)
+                != answer["counts"]
+            )
             cut += answer["cut_off"]
         step = [a for other in rows if other["step"] == row["step"] for a in other["completions"]]
         counted = [len(answer["tokens"]) for answer in step if answer["counts"]]
@@ -93,13 +113,20 @@ def test_log_probs_are_those_of_the_checkpoints_before_and_after_the_step(run, r
     tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
     forward = nnx.jit(type(llm.actor).__call__)
     mine = inference.add_prompts(c, [row for row in rows if row["step"] == STEPS], tokenizer)
-    asked = [(tokenizer.encode(row["prompts"], add_special_tokens=False), answer)
-             for row in mine for answer in row["completions"]]  # fmt: skip
+    asked = [
+        (tokenizer.encode(row["prompts"], add_special_tokens=False), answer)
+        for row in mine
+        for answer in row["completions"]
+    ]
     tokens = np.zeros((len(asked), 56), np.int32)
     for line, (prompt, answer) in zip(tokens, asked):
         line[: len(prompt) + len(answer["tokens"])] = prompt + answer["tokens"]
     positions = np.broadcast_to(np.arange(56), tokens.shape)
-    for name, step in (("log_prob_reference", 0), ("log_prob", STEPS - 1), ("log_prob_after", STEPS)):
+    for name, step in (
+        ("log_prob_reference", 0),
+        ("log_prob", STEPS - 1),
+        ("log_prob_after", STEPS),
+    ):
         if step:
             with checkpoints.open_manager(str(folder / "checkpoints")) as manager:
                 nnx.update(llm.actor, checkpoints.restore(manager, step, llm.params)[0])
@@ -109,7 +136,9 @@ def test_log_probs_are_those_of_the_checkpoints_before_and_after_the_step(run, r
         for of_line, (prompt, answer) in zip(log_prob, asked, strict=True):
             places = len(prompt) - 1 + np.arange(len(answer["tokens"]))
             # five decimals, and float32 sums in another order and at other lengths
-            np.testing.assert_allclose(answer[name], of_line[places, np.array(answer["tokens"])], atol=5e-5)
+            np.testing.assert_allclose(
+                answer[name], of_line[places, np.array(answer["tokens"])], atol=5e-5
+            )
     changes = [np.subtract(answer["log_prob_after"], answer["log_prob"]) for _, answer in asked]
     assert max(np.abs(change).max() for change in changes) > 1e-3  # 20 times the tolerance
 
@@ -124,7 +153,8 @@ def test_the_texts_of_the_tokens_add_up_to_the_text():
     texts = [text.encode("utf-8", "ignore").decode() for text in HOSTILE]  # without lone surrogates
     tokenizer.train_from_iterator(texts, trainer)
     ids = [tokenizer.encode(text).ids for text in texts]
-    for tokens in [*ids, *(tokens[:-1] for tokens in ids)]:  # these may end in the middle of a character
+    # these may end in the middle of a character
+    for tokens in [*ids, *(tokens[:-1] for tokens in ids)]:
         pieces = answers.token_texts(tokenizer, tokens)
         assert len(pieces) == len(tokens) > 1 and "".join(pieces) == tokenizer.decode(tokens)
         whole = [tokenizer.decode([token]) for token in tokens]

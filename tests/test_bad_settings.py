@@ -1,7 +1,9 @@
-"""Settings that are wrong, each in another way: one line with constant, value and remedy, and exit code 2.
+"""Settings that are wrong, each in another way: one line with constant, value and remedy, and exit
+code 2.
 
-The cases are in test_bad_settings.toml. Those that need no file and no model are refused where the constants
-are read. The main script's are tried before anything is trained, and most of them again as a dry run.
+The cases are in test_bad_settings.toml. Those that need no file and no model are refused where the
+constants are read. The main script's are tried before anything is trained, and most of them again
+as a dry run.
 """
 
 import importlib
@@ -34,14 +36,18 @@ def a_small_place(empty_folder, monkeypatch):
 
 @pytest.fixture
 def refused(monkeypatch, capsys):
-    """Runs a script and asserts that it ends with one line, which has these words; returns the line."""
+    """Runs a script and asserts that it ends with one line, which has these words; returns the
+    line.
+    """
 
     def run(script, arguments, *words):
         monkeypatch.setattr(sys, "argv", ["script", *arguments])
         with pytest.raises(SystemExit) as stopped:
             settings.exit_on_error(script.main)
         line = capsys.readouterr().err
-        assert stopped.value.code == 2 and line.startswith("error: ") and line.count("\n") == 1, line
+        assert stopped.value.code == 2 and line.startswith("error: ") and line.count("\n") == 1, (
+            line
+        )
         assert all(word in line for word in words) and len(line) < 700, line
         return line
 
@@ -49,7 +55,9 @@ def refused(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("arguments", "words"), MAIN["both"] + MAIN["only_a_dry_run"])
-def test_a_dry_run_refuses_what_is_wrong_and_leaves_nothing(arguments, words, refused, a_small_place):
+def test_a_dry_run_refuses_what_is_wrong_and_leaves_nothing(
+    arguments, words, refused, a_small_place
+):
     refused(demo, ["DRY_RUN=True", *shlex.split(arguments)], words)
     assert set(os.listdir()) == a_small_place
 
@@ -71,4 +79,6 @@ def test_another_script_refuses_what_is_wrong(name, row, refused, a_small_place)
 def test_every_number_has_a_range():
     """TOP_K=-1 switches it off; checks.py has its rule."""
     hints = typing.get_type_hints(demo.Constants, include_extras=True)
-    assert len(hints) > 60 and [name for name, hint in hints.items() if hint in (int, float)] == ["TOP_K"]
+    assert len(hints) > 60 and [name for name, hint in hints.items() if hint in (int, float)] == [
+        "TOP_K"
+    ]

@@ -57,7 +57,8 @@ def test_the_ring_never_returns_unwritten_overwritten_or_torn_windows(added, old
     batch = dqn.sample(buffer_of(added), jax.random.key(0), batch_size=500, n_steps=3)
     rewards = np.asarray(batch.reward)  # the number of each transition, [500, 3]
     np.testing.assert_array_equal(rewards, rewards[:, :1] + np.arange(3))  # consecutive
-    # every window that exists is drawn (500 draws of at most 6 windows: missing one has probability 1e-38)
+    # every window that exists is drawn (500 draws of at most 6 windows: missing one has probability
+    # 1e-38)
     assert set(rewards[:, 0]) == set(range(oldest, added - 2))
     for row in (0, 250, 499):
         for i in range(3):
@@ -84,10 +85,11 @@ def target_of(c, online, target, batch):
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("double, best", [(True, (20, 40, 50)), (False, (20, 40, 60))])
 def test_td_target_of_every_way_to_end_by_hand(double, best, n):
-    """n steps through the states 0, 1, ... with rewards 1, 2, 4; each may end the episode in either way.
+    """n steps through the states 0, 1, ... with rewards 1, 2, 4; each may end the episode in either
+    way.
 
-    A second ending belongs to the next episode. In state 3 the online network prefers action 1 (3 > 2), the
-    target network's own maximum is action 0.
+    A second ending belongs to the next episode. In state 3 the online network prefers action 1 (3 >
+    2), the target network's own maximum is action 0.
     """
     c = small("GAMMA=0.5", f"DOUBLE_DQN={double}", f"N_STEPS={n}")
     online, target = (
@@ -97,7 +99,10 @@ def test_td_target_of_every_way_to_end_by_hand(double, best, n):
     ends = np.array(list(itertools.product((False, True), repeat=2 * n)))
     terminated, truncated = ends[:, :n], ends[:, n:]
     states = jnp.tile(jnp.arange(n + 1.0)[:, None], (len(terminated), 1, 4))
-    reward, action = jnp.tile(2.0 ** jnp.arange(n), (len(states), 1)), jnp.zeros((len(states), n), int)
+    reward, action = (
+        jnp.tile(2.0 ** jnp.arange(n), (len(states), 1)),
+        jnp.zeros((len(states), n), int),
+    )
     windows = env.Transition(states[:, :n], action, reward, states[:, 1:], terminated, truncated)
     found = target_of(c, online, target, windows)
     for y, over, cut in zip(found, terminated, truncated, strict=True):
@@ -114,9 +119,13 @@ def random_windows(batch, n, ends):
     terminated = rng.random((batch, n)) < 0.2 * ends
     reward, action = rng.normal(size=(batch, n)), rng.integers(0, 2, (batch, n))
     return env.Transition(
-        jnp.float32(obs), jnp.array(action), jnp.float32(reward), jnp.float32(next_obs),
-        jnp.array(terminated), jnp.zeros((batch, n), bool),
-    )  # fmt: skip
+        jnp.float32(obs),
+        jnp.array(action),
+        jnp.float32(reward),
+        jnp.float32(next_obs),
+        jnp.array(terminated),
+        jnp.zeros((batch, n), bool),
+    )
 
 
 @pytest.mark.parametrize("double", [True, False])
@@ -149,7 +158,8 @@ def test_a_training_step_descends_on_the_prediction_only(double):
 
     by_hand, gradients = nnx.value_and_grad(loss_of, has_aux=True)(network)
     before = flat(network)
-    optimizer = nnx.Optimizer(network, optax.sgd(1.0), wrt=nnx.Param)  # weights move by minus the gradient
+    # weights move by minus the gradient
+    optimizer = nnx.Optimizer(network, optax.sgd(1.0), wrt=nnx.Param)
     found = dqn.train_step(c, dqn.Agent(network, target, optimizer, None, None), batch)
     np.testing.assert_allclose(found, by_hand, rtol=1e-5)
     # the difference of two weights near 1 keeps about 1e-7 of a gradient's digits
@@ -162,10 +172,16 @@ def test_the_buffer_holds_what_was_played(monkeypatch):
     A step earns 2: the log's return is what was earned, not the number of steps.
     """
     monkeypatch.setattr(env, "MAX_EPISODE_STEPS", 30)
-    monkeypatch.setattr(env, "ENV", SimpleNamespace(
-        initial=env.ENV.initial, transition=env.ENV.transition, terminal=env.ENV.terminal,
-        reward=lambda *arguments: 2.0,
-    ))  # fmt: skip
+    monkeypatch.setattr(
+        env,
+        "ENV",
+        SimpleNamespace(
+            initial=env.ENV.initial,
+            transition=env.ENV.transition,
+            terminal=env.ENV.terminal,
+            reward=lambda *arguments: 2.0,
+        ),
+    )
     c = small("NUM_STEPS=1001", "LEARNING_STARTS=501", "EVAL_INTERVAL=500", "REPLAY_CAPACITY=2000")
 
     def train(rng):
@@ -187,8 +203,8 @@ def test_the_buffer_holds_what_was_played(monkeypatch):
     lengths = np.diff(ends, prepend=-1)
     assert lengths.max() == 30 > lengths.min()
     np.testing.assert_array_equal(rows.truncated[ends], lengths == 30)
-    # epsilon is 1 at first: both actions are played about equally often (500 coins, 5 standard deviations),
-    # also by the two steps of one update (250 pairs, and 5 % that are greedy)
+    # epsilon is 1 at first: both actions are played about equally often (500 coins, 5 standard
+    # deviations), also by the two steps of one update (250 pairs, and 5 % that are greedy)
     assert abs(rows.action[:500].mean() - 0.5) < 0.11
     first, second = rows.action[501:].reshape(-1, 2).T
     assert abs((first == second).mean() - 0.5) < 0.2
@@ -214,7 +230,9 @@ def test_a_row_of_the_log_by_hand():
 
 @pytest.fixture(scope="module")
 def updates():
-    """`update` from one agent, with four keys at four steps each; epsilon is 0 by then: all play the same."""
+    """`update` from one agent, with four keys at four steps each; epsilon is 0 by then: all play
+    the same.
+    """
     c = small("EPSILON_END=0", "DECAY_STEPS=1000")
     agent = new_agent("EPSILON_END=0", "DECAY_STEPS=1000")
     play = jax.jit(lambda agent, xs: jax.lax.scan(partial(dqn.collect, c), agent, xs)[0])
@@ -236,11 +254,15 @@ def test_each_update_draws_a_batch_of_its_own(updates):
 
 
 def test_an_update_copies_the_weights_every_250_steps(updates):
-    """From step 1,000 on: the first copy is due after the update that plays the steps 1,248 and 1,249."""
+    """From step 1,000 on: the first copy is due after the update that plays the steps 1,248 and
+    1,249.
+    """
     agent, after, _ = updates
     np.testing.assert_array_equal(flat(agent.online), flat(agent.target))  # before the first copy
     for i in range(4):
-        online, target = (flat(unstack(network, (i, 0))) for network in (after.online, after.target))
+        online, target = (
+            flat(unstack(network, (i, 0))) for network in (after.online, after.target)
+        )
         np.testing.assert_array_equal(target, online if i == 2 else flat(agent.target))
         assert (online != flat(agent.target)).any()
 
@@ -255,9 +277,13 @@ def test_epsilon_decides_what_is_played():
         return dqn.collect(c, agent, (env_step, rng))[0].replay_buffer.rows.action[0]
 
     rngs = jax.random.split(jax.random.key(2), 2_000)
-    played = jax.jit(jax.vmap(jax.vmap(first_action, (None, 0)), (0, None)))(jnp.array([0, 50, 100]), rngs)
+    played = jax.jit(jax.vmap(jax.vmap(first_action, (None, 0)), (0, None)))(
+        jnp.array([0, 50, 100]), rngs
+    )
     # epsilon 1, 0.5 and 0, of which half is greedy by chance; 5 standard deviations
-    np.testing.assert_allclose((np.asarray(played) == greedy).mean(axis=1), [0.5, 0.75, 1], atol=0.056)
+    np.testing.assert_allclose(
+        (np.asarray(played) == greedy).mean(axis=1), [0.5, 0.75, 1], atol=0.056
+    )
     assert (played[2] == greedy).all()
 
 
@@ -273,7 +299,9 @@ def test_the_network_by_hand(scaled):
     obs = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
     network = network_of(0, f"SCALE_OBSERVATIONS={scaled}")
     scale = [2.4, 3.0, 0.21, 3.0] if scaled else [1] * 4
-    np.testing.assert_allclose(network(obs), forward(network, obs / np.array(scale)), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        network(obs), forward(network, obs / np.array(scale)), rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("page", ["networks_and_jax.md", "networks_and_jax_ch.md"])

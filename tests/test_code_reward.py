@@ -1,4 +1,6 @@
-"""Programs that cheat (hostile_programs.toml) and programs that solve the task: only the second earn."""
+"""Programs that cheat (hostile_programs.toml) and programs that solve the task: only the second
+earn.
+"""
 
 import os
 import re
@@ -49,7 +51,9 @@ def test_without_isolation_a_search_finds_the_answer(name, tmp_path):
 
 @pytest.fixture
 def under(monkeypatch):
-    """Sets the protection of compute_score, without a limit on time that an honest program could reach."""
+    """Sets the protection of compute_score, without a limit on time that an honest program could
+    reach.
+    """
 
     def set_protection(kind):
         monkeypatch.setattr(box, "protection", lambda: kind)
@@ -81,9 +85,16 @@ if warden.seccomp_filter():
     warden.install(warden.seccomp_filter())
 settings.run(code_reward.main)
 """
-    command = [sys.executable, "-c", program, f"ANSWER={tmp_path}/answer.py", f"TESTS={tmp_path}/tests.py"]
+    command = [
+        sys.executable,
+        "-c",
+        program,
+        f"ANSWER={tmp_path}/answer.py",
+        f"TESTS={tmp_path}/tests.py",
+    ]
     for wanted, code in (("namespaces", 2), ("limits", 0 if "limits" in KINDS else 2)):
-        environment = os.environ | {"CODE_PROTECTION": wanted}  # the program imports from the current folder
+        # the program imports from the current folder
+        environment = os.environ | {"CODE_PROTECTION": wanted}
         done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, env=environment)
         assert done.returncode == code and ("score" in done.stdout) == (code == 0)
         if wanted == "namespaces":
@@ -99,7 +110,9 @@ def test_the_numbers_of_the_refused_calls_are_the_kernels():
     for column, header in enumerate(headers, 1):
         if Path(header).exists():
             # Only those with a number: the others are another name for the same.
-            found = re.findall(r"^#define __NR(?:3264)?_(\w+)\s+(\d+)", Path(header).read_text(), re.M)
+            found = re.findall(
+                r"^#define __NR(?:3264)?_(\w+)\s+(\d+)", Path(header).read_text(), re.M
+            )
             defined = dict(found)
             assert sum(row[0] in defined for row in table) > 40  # the newest may be missing
             wrong = [row for row in table if defined.get(row[0], row[column]) != row[column]]
@@ -113,9 +126,11 @@ HONEST = tomllib.loads(Path(__file__).with_name("honest_programs.toml").read_tex
         "score": 1.0,
     },
     "half a character and a zero byte": {
-        "program": "\ud800\x00", "tests": "assert add(1, 2) == 3", "score": 0.0,
+        "program": "\ud800\x00",
+        "tests": "assert add(1, 2) == 3",
+        "score": 0.0,
     },
-}  # fmt: skip
+}
 
 
 @every_kind
@@ -135,7 +150,12 @@ def test_plain_data_come_back_as_they_were_returned(kind):
 # All run under the best protection; those that need the most of it, under every other, too.
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [(kind, name) for kind in KINDS for name in HONEST if kind == KINDS[0] or name in CASES["NEEDY"]],
+    [
+        (kind, name)
+        for kind in KINDS
+        for name in HONEST
+        if kind == KINDS[0] or name in CASES["NEEDY"]
+    ],
 )
 def test_a_program_earns_the_share_of_tests_that_it_passes(kind, name, under, monkeypatch):
     under(kind)
@@ -144,7 +164,9 @@ def test_a_program_earns_the_share_of_tests_that_it_passes(kind, name, under, mo
     if kind == "limits" and name.startswith("threads") and os.geteuid():
         monkeypatch.setattr(box, "PROCESSES", 1 << 20)  # counts all of the user's
     honest = HONEST[name]
-    score = compute_score(honest["program"], honest["tests"], {"entry_point": honest.get("entry_point")})
+    score = compute_score(
+        honest["program"], honest["tests"], {"entry_point": honest.get("entry_point")}
+    )
     assert score == pytest.approx(honest["score"])
 
 
@@ -158,19 +180,27 @@ def test_a_completion_is_searched_for_its_last_program():
     assert time.monotonic() - start < 20  # linear: 0.02 s; quadratic: minutes
 
 
-@pytest.mark.parametrize(("tests", "words"), CASES["tests_that_cannot_be_read_are_an_error_not_a_zero"])
+@pytest.mark.parametrize(
+    ("tests", "words"), CASES["tests_that_cannot_be_read_are_an_error_not_a_zero"]
+)
 def test_tests_that_cannot_be_read_are_an_error_not_a_zero(tests, words):
     with pytest.raises(ValueError, match=words) as error:
-        code_grading.readable_tests(tests, {"entry_point": "f("} if words == "entry_point='f" else None)
+        code_grading.readable_tests(
+            tests, {"entry_point": "f("} if words == "entry_point='f" else None
+        )
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(("tests", "entry_point", "names"), CASES["names_are_the_answers_or_the_librarys"])
+@pytest.mark.parametrize(
+    ("tests", "entry_point", "names"), CASES["names_are_the_answers_or_the_librarys"]
+)
 def test_names_are_the_answers_or_the_librarys(tests, entry_point, names):
     assert read_statements(tests, entry_point or None)[1] == names
 
 
-@pytest.mark.parametrize(("tests", "counted"), CASES["what_does_not_depend_on_the_answer_is_no_test"])
+@pytest.mark.parametrize(
+    ("tests", "counted"), CASES["what_does_not_depend_on_the_answer_is_no_test"]
+)
 def test_what_does_not_depend_on_the_answer_is_no_test(tests, counted):
     statements, _ = read_statements(f"from solution import f\n{tests}")
     assert [is_test for _, is_test in statements] == counted
@@ -182,7 +212,9 @@ def test_nothing_that_an_answer_returns_stops_a_training(kind, under):
     under(kind)
     returned, used = CASES["STRANGE"]["returned"], CASES["STRANGE"]["used"]
     answer = f"{CASES['STRANGE']['answer']}\ndef f(i):\n    return [{', '.join(returned)}][i]"
-    tests = "\n".join(f"x = f({i})\nassert ({use}) == 'never'" for i in range(len(returned)) for use in used)
+    tests = "\n".join(
+        f"x = f({i})\nassert ({use}) == 'never'" for i in range(len(returned)) for use in used
+    )
     assert compute_score(answer, tests) == 0.0
 
 
@@ -204,7 +236,12 @@ def test_no_more_answers_at_once_than_the_container_has_processors(tmp_path, mon
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
     file = tmp_path / "cpu.max"
     assert box.processors(str(file)) == 6
-    for text, count in {"max 100000": 6, "300000 100000": 3, "900000 100000": 6, "50000 100000": 1}.items():
+    for text, count in {
+        "max 100000": 6,
+        "300000 100000": 3,
+        "900000 100000": 6,
+        "50000 100000": 1,
+    }.items():
         file.write_text(text + "\n")
         assert box.processors(str(file)) == count
 
@@ -223,4 +260,8 @@ def test_the_command_prints_protection_and_score(tmp_path, capsys):
         for path, text in zip(files, (answer, tests)):
             path.write_text(text)
         code_reward.main([f"ANSWER={files[0]}", f"TESTS={files[1]}"])
-        assert capsys.readouterr().out.splitlines() == [protection, "score: 0.500", f"failed: {failed}"]
+        assert capsys.readouterr().out.splitlines() == [
+            protection,
+            "score: 0.500",
+            f"failed: {failed}",
+        ]

@@ -59,8 +59,10 @@ def in_bfloat16(name):
     return folder
 
 
-SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in
-        ((LLAMA8B_LAYOUT, False), ("qwen3", True), ("qwen3", False))]  # fmt: skip
+SLOW = [
+    pytest.param(*case, marks=pytest.mark.slow)
+    for case in ((LLAMA8B_LAYOUT, False), ("qwen3", True), ("qwen3", False))
+]
 
 
 @pytest.mark.parametrize(("name", "scan_layers"), [(LLAMA8B_LAYOUT, True), *SLOW])
@@ -72,9 +74,14 @@ def test_maxtext_loads_the_converted_checkpoint_and_gives_the_logits_of_transfor
     convert.main([f"SOURCE={GOLDEN / name}", "TARGET=mt", f"SCAN_LAYERS={scan_layers}"])
     _, hf = llama.fetch_model(str(GOLDEN / name))
     config = llama.to_maxtext_config(
-        hf, rows=len(golden["tokens"]), prompt_tokens=20, new_tokens=4, scan_layers=scan_layers,
-        load_parameters_path=str(tmp_path / "mt" / "0" / "items"), enable_checkpointing=True,
-    )  # fmt: skip
+        hf,
+        rows=len(golden["tokens"]),
+        prompt_tokens=20,
+        new_tokens=4,
+        scan_layers=scan_layers,
+        load_parameters_path=str(tmp_path / "mt" / "0" / "items"),
+        enable_checkpointing=True,
+    )
     adapter, mesh = model_creation_utils.from_pretrained(
         config, wrap_with_tunix_adapter=True, tokenizer_pad_id=0
     )
@@ -90,7 +97,9 @@ def test_a_round_trip_of_a_bfloat16_checkpoint_gives_the_same_bits(name, scan_la
     convert.main(["SOURCE=mt", f"MODEL={model}", "TARGET=hf"])
     assert_same_bits(model, "hf")
     assert not Path("hf/README.md").exists()  # no run, no card
-    assert json.loads(Path("hf/config.json").read_text()) == json.loads((model / "config.json").read_text())
+    assert json.loads(Path("hf/config.json").read_text()) == json.loads(
+        (model / "config.json").read_text()
+    )
 
 
 def test_large_models_are_split_into_files_and_chunks(monkeypatch):
@@ -127,7 +136,9 @@ def test_the_type_that_is_asked_for_is_written(maxtext):
 
 
 def test_what_a_run_trained_becomes_a_model():
-    """The checkpoint is written as the main script writes it; after step i all weights are i times larger."""
+    """The checkpoint is written as the main script writes it; after step i all weights are i times
+    larger.
+    """
     first = nnx.to_pure_dict(nnx.state(load("tiny_llama")[0], nnx.Param))
     Path("run").mkdir()
     Path("run/constants.json").write_text(json.dumps(settings.defaults(demo.Constants, "laptop")))
@@ -138,13 +149,17 @@ def test_what_a_run_trained_becomes_a_model():
             checkpoints.save(manager, i, weights, moments, {"beta": 0.0, "ahead": None}, c)
     assert Path("run/checkpoints/10/moments").is_dir()
 
-    tokenizer, original = llama.load_tokenizer(HERE / "tiny_llama"), load_weights(HERE / "tiny_llama")
+    tokenizer, original = (
+        llama.load_tokenizer(HERE / "tiny_llama"),
+        load_weights(HERE / "tiny_llama"),
+    )
     for source, step in (("run", 10), ("run/9", 9)):
         target = Path(f"hf{step}")
         convert.main([f"SOURCE={source}", f"TARGET={target}"])
         exported = load_weights(target)
         assert exported.keys() == original.keys()
-        for name, weight in original.items():  # the query was divided and multiplied by sqrt(head_dim)
+        # the query was divided and multiplied by sqrt(head_dim)
+        for name, weight in original.items():
             np.testing.assert_allclose(exported[name], weight * step, rtol=1e-6)
         text = "Tom has 2 apples"
         assert llama.load_tokenizer(target).encode(text) == tokenizer.encode(text)
@@ -160,7 +175,9 @@ FAULTS = {
 
 def test_a_fault_is_one_line_and_leaves_no_target(monkeypatch, subtests, maxtext):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000)
+    )
     for message, arguments in FAULTS.items():
         with subtests.test(message):
             with pytest.raises(UserError, match=message) as error:

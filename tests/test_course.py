@@ -66,7 +66,9 @@ def test_the_labels_of_chinese_pictures_are_chinese_but_for_names():
     for path in ROOT.glob("[1-5]_*/assets/*.svg"):
         labels = re.findall(r"<text[^>]*>([^<]*)<", path.read_text())
         chinese = {label for label in labels if re.search("[\u4e00-\u9fff]", label)}
-        english = {x for x in labels if re.search("[a-z]{3}", x) and not NAMES.fullmatch(x)} - chinese
+        english = {
+            x for x in labels if re.search("[a-z]{3}", x) and not NAMES.fullmatch(x)
+        } - chinese
         assert labels and not (english if path.stem.endswith("_ch") else chinese), path
 
 
@@ -84,7 +86,8 @@ def test_the_push_of_a_group_on_its_tokens_by_hand():
     right, wrong = drawings.pushes(group, 2), drawings.pushes(group, 5)
     assert right[:3] == pytest.approx([0, 0, 0], abs=1e-3)
     assert wrong[:3] == pytest.approx([0, 0, 0], abs=1e-3)
-    minus = 1.65496 + 3 * 0.50368  # the four answers that subtract; the other four have the rest of 0
+    # the four answers that subtract; the other four have the rest of 0
+    minus = 1.65496 + 3 * 0.50368
     assert (right[3], wrong[3]) == pytest.approx((minus, -minus), abs=1e-3)
     p = np.exp(-0.82996)  # of </reasoning> after 14-7=7
     assert right[7] == pytest.approx(1.65496 - p * minus, abs=1e-3)
@@ -92,7 +95,9 @@ def test_the_push_of_a_group_on_its_tokens_by_hand():
 
 
 @pytest.mark.parametrize("path", STEPPED, ids=pages.name_of)
-def test_cell_by_cell_a_script_prints_nothing_and_writes_nothing(path, empty_folder, monkeypatch, capfd):
+def test_cell_by_cell_a_script_prints_nothing_and_writes_nothing(
+    path, empty_folder, monkeypatch, capfd
+):
     """Also what an import does: the command line's last lines need `__name__ == "__main__"`."""
     before = {path: path.stat().st_mtime_ns for path in ROOT.glob("[1-5]_*/*")}
     if path.parent != settings.HERE:  # its neighbours are imported anew
@@ -123,7 +128,9 @@ def constants_of(words):
     return set(re.findall(r"^    ([A-Z][A-Z0-9_]*): ", text, re.M))
 
 
-@pytest.mark.parametrize("page", pages.that_have("^```bash$|`python ", pages.EVERY), ids=pages.name_of)
+@pytest.mark.parametrize(
+    "page", pages.that_have("^```bash$|`python ", pages.EVERY), ids=pages.name_of
+)
 def test_every_command_names_a_script_and_constants_that_exist(page):
     """What readers copy. That a script runs, and refuses what it does not know, its own tests show."""
     blocks = re.findall(r"^```bash\n(.*?)^```", page.read_text().replace("\\\n", ""), re.M | re.S)
@@ -158,12 +165,20 @@ def test_a_pages_table_has_all_constants_of_its_script_with_defaults_and_remarks
     """`make pages` reads the source of a dataclass; here Python has read it."""
     path = Path(script.__file__)
     mark = rf"<!-- table constants:{path.name}:(\S+) -->"
-    kinds, chinese = (re.findall(mark, pages.text(path.parent, language)) for language in pages.LANGUAGES)
-    rows = [row for kind in kinds for row in tables.constants(path.read_text(), kind.split("+"), "", 0)[1:]]
+    kinds, chinese = (
+        re.findall(mark, pages.text(path.parent, language)) for language in pages.LANGUAGES
+    )
+    rows = [
+        row
+        for kind in kinds
+        for row in tables.constants(path.read_text(), kind.split("+"), "", 0)[1:]
+    ]
     own = [asdict(script.Constants())] if script in SCRIPTS else COLUMNS
     parts = [getattr(script, kind) for kind in "+".join(kinds).split("+")]
     assert kinds == chinese and all(remark for *_, remark in rows)
-    assert [name for name, *_ in rows] == [f"`{x}`" for part in parts for x in inspect.get_annotations(part)]
+    assert [name for name, *_ in rows] == [
+        f"`{x}`" for part in parts for x in inspect.get_annotations(part)
+    ]
     for name, *values, _ in rows:
         if name != "`SYSTEM_PROMPT`":  # too long for a table
             shown = [str(column[name.strip("`")]).replace("\n", "\\n") for column in own]

@@ -1,4 +1,6 @@
-"""A run's folder after a kill, a full disk or a careless hand: one clear line, or the run simply goes on."""
+"""A run's folder after a kill, a full disk or a careless hand: one clear line, or the run simply
+goes on.
+"""
 
 import io
 import json
@@ -49,10 +51,12 @@ CHECKPOINTS = {  # what is done to the last checkpoint
     "no moments": lambda last: shutil.rmtree(last / "moments"),
     "loop garbage": lambda last: garbage(last / "loop" / "metadata"),
     "an empty folder": lambda last: shutil.rmtree(last) or last.mkdir(),
-    "arrays cut": lambda last: cut(max(  # the largest file: the numbers themselves
-        last.glob("weights/**/*"), key=lambda path: path.is_file() * path.stat().st_size
-    )),
-}  # fmt: skip
+    "arrays cut": lambda last: cut(
+        max(  # the largest file: the numbers themselves
+            last.glob("weights/**/*"), key=lambda path: path.is_file() * path.stat().st_size
+        )
+    ),
+}
 
 
 def contents(folder):
@@ -83,7 +87,9 @@ def test_without_its_logs_and_last_checkpoint_a_run_ends_as_it_would_have(run, f
     assert whole.keys() == again.keys()
     for weight in whole:
         np.testing.assert_array_equal(whole[weight], again[weight], err_msg=weight)
-    results = [json.loads((folder / "run" / "result.json").read_text()) for folder in (finished, Path())]
+    results = [
+        json.loads((folder / "run" / "result.json").read_text()) for folder in (finished, Path())
+    ]
     assert results[0]["after"] == results[1]["after"]
 
 
@@ -96,7 +102,9 @@ def toy(tmp_path):
     root, c = tmp_path / "checkpoints", settings.read(demo.Constants, [])
     with checkpoints.open_manager(str(root)) as manager:
         for step in (1, 2):
-            checkpoints.save(manager, step, *six_numbers(step), {"beta": float(step), "ahead": None}, c)
+            checkpoints.save(
+                manager, step, *six_numbers(step), {"beta": float(step), "ahead": None}, c
+            )
     return root
 
 
@@ -126,11 +134,15 @@ def test_a_damaged_checkpoint_is_named_and_never_passed_over(toy, name):
     numbers = {float(x) for leaf in jax.tree.leaves((weights, moments)) for x in np.ravel(leaf)}
     assert numbers == {1.0} and loop["beta"] == 1.0
     CHECKPOINTS[name](toy / "1")
-    with pytest.raises(UserError, match=r"^checkpoint 1 in .*; try again, or put a whole one back$"):
+    with pytest.raises(
+        UserError, match=r"^checkpoint 1 in .*; try again, or put a whole one back$"
+    ):
         newest(toy)
 
 
-@pytest.mark.parametrize("error", [MemoryError(), jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: memory")])
+@pytest.mark.parametrize(
+    "error", [MemoryError(), jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: memory")]
+)
 def test_too_little_memory_is_no_damage(toy, monkeypatch, error):
     def fail(*arguments, **options):
         raise error
@@ -163,14 +175,18 @@ def test_a_log_that_is_cut_in_the_middle_of_a_number_loses_the_row(tmp_path):
 @pytest.mark.parametrize("name", ["answers.jsonl", "evaluations.jsonl", "before.json"])
 def test_json_that_can_be_read_and_is_none_of_ours_is_one_line(run, name):
     with open(run / name, "a" if name.endswith("l") else "w") as file:
-        file.write('{"step": 3, "completions": [7]}' + '\n[1]\n7\n{"step": "x"}\n' * name.endswith("l"))
+        file.write(
+            '{"step": 3, "completions": [7]}' + '\n[1]\n7\n{"step": "x"}\n' * name.endswith("l")
+        )
     with pytest.raises(UserError, match=f"RUN_DIR=run: .*{name}.* move the file away$"):
         show_run.main(["run"])
 
 
 def test_a_profile_dir_that_cannot_be_made_is_refused_before_the_first_step(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"^PROFILE_DIR=.*file/x: Not a directory; choose another folder$"):
+    with pytest.raises(
+        UserError, match=r"^PROFILE_DIR=.*file/x: Not a directory; choose another folder$"
+    ):
         next(process.traced(range(9), f"{tmp_path}/file/x"))
 
 
@@ -208,15 +224,30 @@ def kept(request, empty_folder, monkeypatch):
     return request.param
 
 
-WHERE = {  # what happens to a run in RUN_DIR=a, its RUN_DIR then, and under CHECKPOINT_DIR its checkpoints
+# what happens to a run in RUN_DIR=a, its RUN_DIR then, and under CHECKPOINT_DIR its checkpoints
+WHERE = {
     "nothing": (lambda kept: None, "a", "a"),
     "the machine is lost": (lambda kept: shutil.rmtree("a"), "a", "a"),
-    "some files are lost": (lambda kept: [path.unlink() for path in Path("a").glob("*.json")], "a", "a"),
-    "renamed, used, lost": (lambda kept: [Path("a").rename("b"), begin("RUN_DIR=b", f"CHECKPOINT_DIR={kept}"),
-                                          shutil.rmtree("b")], "b", "a"),
-    "that, and lost": (lambda kept: [epath.Path(f"{kept}/a").rename(epath.Path(f"{kept}/x")),
-                                     shutil.rmtree("a")], "a", "x"),
-}  # fmt: skip
+    "some files are lost": (
+        lambda kept: [path.unlink() for path in Path("a").glob("*.json")],
+        "a",
+        "a",
+    ),
+    "renamed, used, lost": (
+        lambda kept: [
+            Path("a").rename("b"),
+            begin("RUN_DIR=b", f"CHECKPOINT_DIR={kept}"),
+            shutil.rmtree("b"),
+        ],
+        "b",
+        "a",
+    ),
+    "that, and lost": (
+        lambda kept: [epath.Path(f"{kept}/a").rename(epath.Path(f"{kept}/x")), shutil.rmtree("a")],
+        "a",
+        "x",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", WHERE)
@@ -278,7 +309,9 @@ def test_a_second_process_in_a_run_dir_or_at_its_checkpoints_is_refused(empty_fo
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_what_is_not_finite_is_not_written(tmp_path, bad):
     c, (weights, moments) = settings.read(demo.Constants, []), six_numbers(1)
-    spoilt = jax.tree.map(lambda x: x * bad if jnp.issubdtype(x.dtype, jnp.floating) else x, moments)
+    spoilt = jax.tree.map(
+        lambda x: x * bad if jnp.issubdtype(x.dtype, jnp.floating) else x, moments
+    )
     with checkpoints.open_manager(str(tmp_path / "checkpoints")) as manager:
         for pair in (({"table": weights["table"].at[1, 1].set(bad)}, moments), (weights, spoilt)):
             with pytest.raises(UserError, match=r"after step 1 are not finite"):

@@ -16,7 +16,8 @@ from run import machine, memory
 from settings import UserError
 
 EIGHT_B = [f"MODEL={memory.LLAMA_3_1_8B}", "DATASET=gsm8k", "DRY_RUN=True"]
-FULL = ["LORA_RANK=0", "BATCH_SIZE=2", "TRAIN_MICRO_BATCH_SIZE=0"]  # all weights, in one gradient pass
+# all weights, in one gradient pass
+FULL = ["LORA_RANK=0", "BATCH_SIZE=2", "TRAIN_MICRO_BATCH_SIZE=0"]
 QWEN = ["MODEL=Qwen/Qwen3-0.6B", "DATASET=tiny_gsm8k", "DRY_RUN=True", "TRAIN_MICRO_BATCH_SIZE=1"]
 GIB = 2**30
 ALONE = "not compiled; weights and moments alone take"
@@ -44,12 +45,16 @@ def test_the_eight_b_job_gets_its_verdict_on_a_laptop(tmp_path, capsys):
         "v6e-4, v6e-1, v5e-8, v5e-4, v5e-1); nothing was written"
     )
     for words in (
-        f"{PARAMETERS_8B:,} parameters", "116 steps", f"6 checkpoints of {12 * LORA_8B / GIB:.3g} GiB",
+        f"{PARAMETERS_8B:,} parameters",
+        "116 steps",
+        f"6 checkpoints of {12 * LORA_8B / GIB:.3g} GiB",
         "64 prompts x 8 answers = 512 sequences, up to 524,288 tokens, in 32 gradient pass(es)",
-        "hub is out of reach; published sizes from here", "data     unchecked (DATASET=gsm8k: no network",
+        "hub is out of reach; published sizes from here",
+        "data     unchecked (DATASET=gsm8k: no network",
         "v5p-64   no: BATCH_SIZE=64: the 16 sequences of a gradient pass",  # among 32 chips
-        "v5p-8    yes: 4 of 4 chips train, compiled earlier", "cost     v6e-8: 1.2 to 3.8 h, 27 to 81 dol",
-    ):  # fmt: skip
+        "v5p-8    yes: 4 of 4 chips train, compiled earlier",
+        "cost     v6e-8: 1.2 to 3.8 h, 27 to 81 dol",
+    ):
         assert words in said
     assert not list(tmp_path.iterdir())
 
@@ -60,7 +65,11 @@ def test_a_model_that_was_not_compiled_is_not_given_the_eight_b_figures(capsys):
     float32 weights, two moments, the reference: 16 bytes per parameter over 32 chips
     """
     hf = memory.published_config()
-    hf.update(dict(hidden_size=8192, intermediate_size=28_672, num_hidden_layers=80, num_attention_heads=64))
+    hf.update(
+        dict(
+            hidden_size=8192, intermediate_size=28_672, num_hidden_layers=80, num_attention_heads=64
+        )
+    )
     hf.save_pretrained("llama_70b")
     demo.main([*EIGHT_B, *FULL, "MODEL=llama_70b", "BATCH_SIZE=8"])
     said = capsys.readouterr().out
@@ -74,26 +83,36 @@ def test_the_laptop_job_is_planned_in_full_and_leaves_nothing(tmp_path, capsys):
     small = ["NUM_BATCHES=3", "BATCH_SIZE=2", "NUM_GENERATIONS=2", "NUM_TEST_QUESTIONS=4"]
     demo.main([*small, "DRY_RUN=True", "RUN_DIR=run", "NUM_ITERATIONS=2"])
     said = capsys.readouterr().out
-    assert "4,000 questions of" in said and " 4 questions of" in said and "at most 28 tokens" in said
+    assert (
+        "4,000 questions of" in said and " 4 questions of" in said and "at most 28 tokens" in said
+    )
     assert "3 steps, 6 updates, 12 answers" in said
     assert f"devices  {jax.device_count()} x cpu, generation by maxtext" in said
     assert not list(tmp_path.iterdir())
 
 
 def test_the_disk_that_holds_the_checkpoints_is_the_one_that_is_checked(tmp_path, monkeypatch):
-    """RUN_DIR has room for everything, the disk of CHECKPOINT_DIR for nothing; a bucket is not asked."""
+    """RUN_DIR has room for everything, the disk of CHECKPOINT_DIR for nothing; a bucket is not
+    asked.
+    """
     small = tmp_path / "small"
     small.mkdir()
     sizes = {tmp_path: 10**12, small: 1000}
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**12, 0, sizes[path]))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**12, 0, sizes[path])
+    )
     for constant, fits in (
-        ("RUN_DIR=run", True), (f"CHECKPOINT_DIR={small}/mine", False), (f"RUN_DIR={small}/run", False),
+        ("RUN_DIR=run", True),
+        (f"CHECKPOINT_DIR={small}/mine", False),
+        (f"RUN_DIR={small}/run", False),
         ("CHECKPOINT_DIR=gs://bucket/mine", True),
-    ):  # fmt: skip
+    ):
         c = settings.read(demo.Constants, [constant])
         root = c.CHECKPOINT_DIR or str(tmp_path / (c.RUN_DIR or "run"))
         # float32 weights and two moments, five times: four are kept while the next one is written
-        refused = pytest.raises(UserError, match=r"^MAX_TO_KEEP=4: 0\.06 GiB are needed, 0\.00 GiB are free")
+        refused = pytest.raises(
+            UserError, match=r"^MAX_TO_KEEP=4: 0\.06 GiB are needed, 0\.00 GiB are free"
+        )
         with contextlib.nullcontext() if fits else refused:
             memory.check_disk(c, 1_000_000, root)
 
@@ -104,12 +123,17 @@ def test_vllm_gets_its_share_and_no_more():
     mesh = jax.sharding.Mesh(np.arange(8).reshape(1, 8), ("data", "model"))
     taken = 2 * 4 * PARAMETERS_8B / 8 / GIB  # actor and reference, float32
     weights = 2 * PARAMETERS_8B / 8 / GIB
-    cache = 2 * 32 * 1 * 128 * 2 * 16 * 1024 / GIB  # key and value, layers, heads per chip, width, bfloat16
+    # key and value, layers, heads per chip, width, bfloat16
+    cache = 2 * 32 * 1 * 128 * 2 * 16 * 1024 / GIB
     for share, enough in ((0.30, False), (0.31, True), (0.40, True), (0.41, False)):
         c = settings.read(demo.Constants, [*EIGHT_B, *FULL, f"HBM_UTILIZATION_VLLM={share}"])
         assert (taken + weights + cache <= share * 31.24 <= taken + 31.24 - 26) == enough
         needs = memory.estimate(c, memory.published_config(), PARAMETERS_8B, chips, mesh)
-        with contextlib.nullcontext() if enough else pytest.raises(UserError, match=r"use 0.31 to 0.4$"):
+        with (
+            contextlib.nullcontext()
+            if enough
+            else pytest.raises(UserError, match=r"use 0.31 to 0.4$")
+        ):
             assert "is enough" in memory.verdict(c, v6e, 8, needs, 26, "compiled")
 
 
@@ -117,26 +141,52 @@ def test_vllm_gets_its_share_and_no_more():
 def test_the_gpus_of_this_machine_are_judged_by_what_they_have(monkeypatch, capsys, gib, fits):
     """The devices are made up: no GPU was at hand."""
     memory_stats = {"bytes_limit": gib * GIB}
-    on(monkeypatch, "gpu", "NVIDIA RTX", compute_capability="8.6", memory_stats=lambda: memory_stats)
+    on(
+        monkeypatch,
+        "gpu",
+        "NVIDIA RTX",
+        compute_capability="8.6",
+        memory_stats=lambda: memory_stats,
+    )
     c = settings.read(demo.Constants, [*EIGHT_B, "ROLLOUT_ENGINE=maxtext", "LORA_RANK=32"])
     # float32: the weights once, they are the reference's, too; A and B, two moments
     least = (4 * PARAMETERS_8B + 3 * 4 * LORA_8B) / GIB
-    refused = pytest.raises(UserError, match=rf"NVIDIA RTX has 24 GiB per chip, training takes {least:.1f}")
+    refused = pytest.raises(
+        UserError, match=rf"NVIDIA RTX has 24 GiB per chip, training takes {least:.1f}"
+    )
     with contextlib.nullcontext() if fits else refused:
         memory.plan_memory(c, memory.published_config(), PARAMETERS_8B)
-        assert f"NVIDIA RTX unknown: 1 of 1 chips train, {ALONE} {least:.1f} of 40" in capsys.readouterr().out
+        assert (
+            f"NVIDIA RTX unknown: 1 of 1 chips train, {ALONE} {least:.1f} of 40"
+            in capsys.readouterr().out
+        )
 
 
 def test_a_card_that_is_told_is_judged_by_what_was_compiled_for_it(capsys):
-    """A batch that fits, by fit_cards.csv, lets smaller ones fit; one twice as large refuses larger ones."""
+    """A batch that fits, by fit_cards.csv, lets smaller ones fit; one twice as large refuses larger
+    ones.
+    """
     runs = machine.compiled("t4", ["fit_cards.csv"])
-    runs = {constants: rows for constants, rows in runs.items() if "Qwen3-0.6B LORA_RANK=32" in constants}
+    runs = {
+        constants: rows
+        for constants, rows in runs.items()
+        if "Qwen3-0.6B LORA_RANK=32" in constants
+    }
     [largest] = [run for run, rows in runs.items() if all(float(row["left"]) > 0 for row in rows)]
     peak = max(float(row["peak"]) for row in runs[largest])
     B = int(largest.split("BATCH_SIZE=")[-1])
-    asked = [*QWEN, "ROLLOUT_ENGINE=maxtext", "ATTENTION=dot_product", "DTYPE=float32", "MACHINE=t4"]
+    asked = [
+        *QWEN,
+        "ROLLOUT_ENGINE=maxtext",
+        "ATTENTION=dot_product",
+        "DTYPE=float32",
+        "MACHINE=t4",
+    ]
     for answers, said in ((768, "compiled earlier"), (400, "compiled earlier for a larger batch")):
         demo.main([*asked, f"BATCH_SIZE={B}", f"TOTAL_GENERATION_STEPS={answers}"])
-        assert f"t4       yes: 1 of 1 chips train, {said} {peak:.1f} of 13.74" in capsys.readouterr().out
+        assert (
+            f"t4       yes: 1 of 1 chips train, {said} {peak:.1f} of 13.74"
+            in capsys.readouterr().out
+        )
     with pytest.raises(UserError, match=rf"^BATCH_SIZE={2 * B}, lower it.*: t4 has 13.74 GiB"):
         demo.main([*asked, f"BATCH_SIZE={2 * B}"])

@@ -45,7 +45,9 @@ def play(env, actor, act, obs):
     rewards, ended = [], False
     while not ended:
         action = np.asarray(act(actor, jnp.asarray(obs)))
-        obs, reward, terminated, truncated, _ = env.step(action[None] if "Pend" in env.spec.id else action)
+        obs, reward, terminated, truncated, _ = env.step(
+            action[None] if "Pend" in env.spec.id else action
+        )
         rewards.append(reward)
         ended = terminated or truncated
     return rewards
@@ -73,8 +75,8 @@ def test_each_step_equals_gymnasiums(script):
     states = jax.vmap(partial(state_of, script))(before.astype(np.float32), steps)
     actions = jnp.asarray(action.reshape(len(steps)))
     following, found = jax.jit(jax.vmap(world_of(script).step))(states, actions)
-    # Gymnasium computes in float64 and lets angles run to 30 rad: float32 keeps 2e-6 of that, and a reward
-    # goes up to 16 and depends on the square of the angle.
+    # Gymnasium computes in float64 and lets angles run to 30 rad: float32 keeps 2e-6 of that, and a
+    # reward goes up to 16 and depends on the square of the angle.
     np.testing.assert_allclose(found.next_obs, obs, atol=1e-5)
     np.testing.assert_allclose(found.reward, reward, atol=1e-4)
     np.testing.assert_array_equal(following.episode_return, found.reward)
@@ -88,7 +90,8 @@ def test_first_states_are_drawn_uniformly_within_gymnasiums_limits(script):
     found = jax.vmap(world_of(script).reset)(jax.random.split(jax.random.key(0), 20_000))
     share = np.asarray(found.obs if script is cart_pole else found.physical) / high
     assert (np.abs(share) <= 1 + 1e-6).all()
-    # tenths of a uniform distribution; 5 standard errors of a quantile of 20,000 draws are 0.036 of width 2
+    # tenths of a uniform distribution; 5 standard errors of a quantile of 20,000 draws are 0.036 of
+    # width 2
     tenths = np.quantile(share, np.linspace(0, 1, 11), axis=0).T
     np.testing.assert_allclose(tenths, [np.linspace(-1, 1, 11)] * len(high), atol=0.036)
 
@@ -98,7 +101,9 @@ def test_quick_evaluate_plays_greedily_to_the_end(script):
     """The same episodes played in Gymnasium from the same first states."""
     (actors, act), rng, env = actors_of(script, 1), jax.random.key(5), gymnasium.make(IDS[script])
     actor, episodes = unstack(actors), []
-    states = jax.vmap(world_of(script).reset)(jax.random.split(rng, environments.QUICK_EVAL_EPISODES))
+    states = jax.vmap(world_of(script).reset)(
+        jax.random.split(rng, environments.QUICK_EVAL_EPISODES)
+    )
     starts = np.asarray(states.obs if script is cart_pole else states.physical, np.float64)
     assert len(np.unique(starts, axis=0)) == len(starts)  # each from a key of its own
     for start, obs in zip(starts, states.obs):
@@ -109,7 +114,9 @@ def test_quick_evaluate_plays_greedily_to_the_end(script):
     if script is cart_pole:
         found, max_q, discounted = cart_pole.quick_evaluate(actor, rng, 0.99)
         assert float(max_q) == pytest.approx(float(actor(states.obs).max(axis=-1).mean()), rel=1e-5)
-        by_hand = np.mean([sum(0.99**t * reward for t, reward in enumerate(rewards)) for rewards in episodes])
+        by_hand = np.mean(
+            [sum(0.99**t * reward for t, reward in enumerate(rewards)) for rewards in episodes]
+        )
         assert float(discounted) == pytest.approx(by_hand, rel=1e-5)
     else:
         found = environments.quick_evaluate(script.ENV, script.policy, actor, rng)
@@ -129,25 +136,29 @@ def test_evaluate_plays_gymnasiums_episodes(script, monkeypatch):
     for s, e in np.ndindex(3, 4):
         env = gymnasium.make(IDS[script], max_episode_steps=20)
         by_hand[s, e] = sum(play(env, unstack(actors, s), act, env.reset(seed=e)[0]))
-    np.testing.assert_allclose(returns, by_hand, rtol=1e-3)  # one network or three at once round differently
+    # one network or three at once round differently
+    np.testing.assert_allclose(returns, by_hand, rtol=1e-3)
     assert script is pendulum or returns.min() < 20 == returns.max()
 
 
 @pytest.mark.parametrize(
     "script, arguments, least",
     [
-        # Ten seeds of ten balance for 500 steps, and swing up at -155 (chance: -1,200); the marks leave room
-        # for other machines' rounding.
+        # Ten seeds of ten balance for 500 steps, and swing up at -155 (chance: -1,200); the marks
+        # leave room for other machines' rounding.
         (dqn, "LEARNING_STARTS=1000 EVAL_INTERVAL=7000 NUM_STEPS=22_000", cart_pole.SOLVED),
         (pendulum, "EVAL_INTERVAL=20_000 NUM_STEPS=60_000 NUM_ENVS=8 ROLLOUT_STEPS=125", -180),
     ],
     ids=["dqn", "pendulum"],
 )
 def test_a_seed_learns(script, arguments, least):
-    agents, log, _ = script.train(script.settings.read(script.Constants, ["NUM_SEEDS=1", *arguments.split()]))
+    agents, log, _ = script.train(
+        script.settings.read(script.Constants, ["NUM_SEEDS=1", *arguments.split()])
+    )
     if script is dqn:
         returns = cart_pole.evaluate(agents.online, 10)
-        # the promise is near the truth at the end: gamma^500 and the network's fit leave a few units of 100
+        # the promise is near the truth at the end: gamma^500 and the network's fit leave a few
+        # units of 100
         np.testing.assert_allclose(log.max_q[:, -1], log.discounted_return[:, -1], atol=5)
     else:
         returns = environments.evaluate(script.ENV, script.policy, agents.actor, 10)

@@ -1,4 +1,6 @@
-"""The functions that a reader writes: what is right is the numbered script's own function, and Tunix's."""
+"""The functions that a reader writes: what is right is the numbered script's own function, and
+Tunix's.
+"""
 
 import ast
 import contextlib
@@ -29,7 +31,9 @@ def load(folder) -> SimpleNamespace:
     if folder != "5_GRPO_Maxtext":
         return SimpleNamespace(**folders.load_all(folder))
     names = "grader", "exercise_checks"
-    return SimpleNamespace(**{name: importlib.import_module(f"tools.exercises.{name}") for name in names})
+    return SimpleNamespace(
+        **{name: importlib.import_module(f"tools.exercises.{name}") for name in names}
+    )
 
 
 def filled(folder, bodies, tmp_path) -> ModuleType:
@@ -77,7 +81,9 @@ def test_nothing_is_begun_as_it_comes(folder, capsys, monkeypatch):
 def scripts_own(folder, name):
     """The numbered script's own function."""
     files = folders.load_all(folder)
-    scripts = (files.get(x) for x in ("Q_Learning", "cart_pole_dqn", "reinforce", "ppo", "grpo_mnist"))
+    scripts = (
+        files.get(x) for x in ("Q_Learning", "cart_pole_dqn", "reinforce", "ppo", "grpo_mnist")
+    )
     return next(getattr(script, name) for script in scripts if hasattr(script, name))
 
 
@@ -99,15 +105,23 @@ def test_tunix_has_folder_5s_group_advantage_and_mask():
 @pytest.mark.parametrize("folder,name", EXERCISES)
 def test_every_planted_mistake_is_recognised_by_its_name_alone(folder, name):
     exercise = load(folder).exercise_checks.EXERCISES[name]
-    functions = {words: exercise.variant(exercise.right, edit) for words, edit in exercise.mistakes.items()}
-    looked = {words: list(exercise.look(f)) for words, f in (functions | {"": exercise.right}).items()}
+    functions = {
+        words: exercise.variant(exercise.right, edit) for words, edit in exercise.mistakes.items()
+    }
+    looked = {
+        words: list(exercise.look(f)) for words, f in (functions | {"": exercise.right}).items()
+    }
     named = exercise._replace(  # each function is tried once
-        look=looked.get, right="", mistakes={words: words for words in functions},
+        look=looked.get,
+        right="",
+        mistakes={words: words for words in functions},
         variant=lambda right, words: words,
-    )  # fmt: skip
+    )
     for words in functions:
         verdict = load(folder).grader.judge(words, named)
-        assert verdict.startswith("wrong\n") and verdict.endswith(f"\nThis is what comes out if {words}.")
+        assert verdict.startswith("wrong\n") and verdict.endswith(
+            f"\nThis is what comes out if {words}."
+        )
 
 
 @pytest.mark.parametrize("case", CASES["body"], ids=lambda case: case["name"])
@@ -125,17 +139,22 @@ def test_a_new_reader_is_told_what_is_wrong(case, tmp_path, capsys):
         assert lines[number - 1].strip() == "if ended.any():"
 
 
-METHODS = [key.removesuffix("_loss") for key in np.load(make_golden_batch.TO) if key.endswith("_loss")]
+METHODS = [
+    key.removesuffix("_loss") for key in np.load(make_golden_batch.TO) if key.endswith("_loss")
+]
 
 
 def test_the_golden_batch_is_what_its_script_computes():
     golden = load("5_GRPO_Maxtext").exercise_checks.BATCH
     for name, array in make_golden_batch.batch().items():
         np.testing.assert_array_equal(golden[name], array)
-    new, old, ref = (golden[name].astype(float) for name in ("log_prob", "old_log_prob", "ref_log_prob"))
+    new, old, ref = (
+        golden[name].astype(float) for name in ("log_prob", "old_log_prob", "ref_log_prob")
+    )
     for method in METHODS:
         value = make_golden_batch.loss(method, new, new, old, ref)
-        np.testing.assert_allclose(value, golden[f"{method}_loss"], rtol=1e-12)  # the same float64 sums
+        # the same float64 sums
+        np.testing.assert_allclose(value, golden[f"{method}_loss"], rtol=1e-12)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -164,7 +183,9 @@ def test_a_readers_own_loss_is_recognised(case, tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("folder,arguments,runs", CASES["training"])
-def test_the_scripts_train_with_the_readers_functions(folder, arguments, runs, tmp_path, monkeypatch, capsys):
+def test_the_scripts_train_with_the_readers_functions(
+    folder, arguments, runs, tmp_path, monkeypatch, capsys
+):
     """exercises.py with every blank filled; each function says so when it is traced or called."""
     bodies = {}
     for name in load(folder).exercise_checks.EXERCISES:
@@ -174,7 +195,8 @@ def test_the_scripts_train_with_the_readers_functions(folder, arguments, runs, t
     for name, module in folders.load_all(folder).items():
         monkeypatch.setitem(sys.modules, name, module)
         for own in bodies.keys() & vars(module).keys():
-            monkeypatch.setattr(module, own, getattr(module, own))  # a script has its own again afterwards
+            # a script has its own again afterwards
+            monkeypatch.setattr(module, own, getattr(module, own))
     monkeypatch.setattr(load(folder).runs, "RUNS", tmp_path / "runs")
     monkeypatch.setattr(sys, "argv", ["exercises.py", *arguments.split()])
     runpy.run_path(file, run_name="__main__")
@@ -200,6 +222,8 @@ def test_folder_5_trains_the_tiny_llama_with_the_readers_functions(tmp_path):
     for who, method in (("script", []), ("reader", [f"METHOD={file}"])):
         script.main([*arguments, *method, f"RUN_DIR={tmp_path / who}"])
         rows = read_csv(tmp_path / who / "train_log.csv")
-        logs[who] = [[float(row[name]) for name in ("reward", "loss", "grad_norm", "kl")] for row in rows]
+        logs[who] = [
+            [float(row[name]) for name in ("reward", "loss", "grad_norm", "kl")] for row in rows
+        ]
     # float32, summed in another order: the gradient's rounding, through six updates
     assert logs["reader"] == [pytest.approx(row, rel=2e-3, abs=1e-4) for row in logs["script"]]

@@ -36,7 +36,9 @@ def loaded(name, ours, **changes):
 
 @pytest.fixture
 def batch():
-    """Prompts [N, P] padded on the left, G rows each; answers [N, T] padded on the right, one is full."""
+    """Prompts [N, P] padded on the left, G rows each; answers [N, T] padded on the right, one is
+    full.
+    """
     random = np.random.default_rng(0)
     prompts = random.integers(3, 32, (QUESTIONS, P))
     prompts[1, :3] = PAD
@@ -47,12 +49,15 @@ def batch():
     prompts = np.repeat(prompts, G, axis=0)
     mask = completions != PAD
     fields = dict(
-        prompt_ids=prompts, completion_ids=completions, mask=mask,
+        prompt_ids=prompts,
+        completion_ids=completions,
+        mask=mask,
         weight=demo.mean_of_answers(mask.reshape(QUESTIONS, G, T)).reshape(ROWS, T),
-        advantage=random.normal(size=(ROWS, 1)), beta=np.full((ROWS, 1), 0.1),
+        advantage=random.normal(size=(ROWS, 1)),
+        beta=np.full((ROWS, 1), 0.1),
         sampler_log_prob=np.zeros((ROWS, T)),
         ref_log_prob=np.where(mask, random.normal(-3, 0.3, mask.shape), 0),
-    )  # fmt: skip
+    )
     return as_batch(fields)
 
 
@@ -61,18 +66,24 @@ def loss_and_gradient(adapter, mesh, batch):
     c = settings.read(demo.Constants, [f"NUM_GENERATIONS={G}", f"TOTAL_GENERATION_STEPS={T}"])
     params, model = model_of(c, adapter, temperature=0.8)
     model, use = dataclasses.replace(model, mesh=mesh), grpo_variants.choose(c, demo.TABLES)
-    step = jax.jit(jax.value_and_grad(lambda params: demo.loss(params, model, batch, use), has_aux=True))
+    step = jax.jit(
+        jax.value_and_grad(lambda params: demo.loss(params, model, batch, use), has_aux=True)
+    )
     (value, metrics), gradient = step(params)
     return float(value), for_the_log(metrics), gradient
 
 
-SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in
-        (("tiny_llama", True), ("qwen3", False), ("qwen3", True))]  # fmt: skip
+SLOW = [
+    pytest.param(*case, marks=pytest.mark.slow)
+    for case in (("tiny_llama", True), ("qwen3", False), ("qwen3", True))
+]
 
 
 @pytest.mark.parametrize(("name", "scan_layers"), [("tiny_llama", False), *SLOW])
 def test_loss_and_gradient_are_maxtexts_own(name, scan_layers, batch, monkeypatch):
-    """float32 sums in another order: 1e-6 of the largest gradient seen. Ours computes a prompt once."""
+    """float32 sums in another order: 1e-6 of the largest gradient seen. Ours computes a prompt
+    once.
+    """
     seen, call = [], Transformer.__call__
 
     def watched(self, decoder_input_tokens, **arguments):
@@ -91,8 +102,12 @@ def test_loss_and_gradient_are_maxtexts_own(name, scan_layers, batch, monkeypatc
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max())
 
 
-@pytest.mark.parametrize(("platform", "size", "dense", "attention"), [("tpu", 1, 0, 0), ("cpu", 2, 1, 0)])
-def test_where_nothing_is_replaced_and_where_prompts_are_not_shared(platform, size, dense, attention):
+@pytest.mark.parametrize(
+    ("platform", "size", "dense", "attention"), [("tpu", 1, 0, 0), ("cpu", 2, 1, 0)]
+)
+def test_where_nothing_is_replaced_and_where_prompts_are_not_shared(
+    platform, size, dense, attention
+):
     """On another kind of device; on several devices, whose rows would be too few to divide."""
     devices = np.array([SimpleNamespace(platform=platform)] * size)
     with faster_on_cpu.modules_for(SimpleNamespace(devices=devices, size=size)):
@@ -110,7 +125,9 @@ def test_remat_policy_none_recomputes_nothing(batch):
         tokens = batch.prompt_ids
         positions = jnp.broadcast_to(jnp.arange(P), tokens.shape)
         with mesh:
-            program = jax.make_jaxpr(lambda s: nnx.merge(graphdef, s)(tokens, positions, None, None))(state)
+            program = jax.make_jaxpr(
+                lambda s: nnx.merge(graphdef, s)(tokens, positions, None, None)
+            )(state)
         return len(re.findall(r"\bremat2\[", str(program)))
 
     assert recomputed("none") == 0

@@ -1,4 +1,6 @@
-"""The fit check compiles the main script's own programs, and its committed tables say what the pages say."""
+"""The fit check compiles the main script's own programs, and its committed tables say what the
+pages say.
+"""
 
 import dataclasses
 import shutil
@@ -32,20 +34,33 @@ def table(*files):
 
 
 def arrays_of(tree):
-    """Path, shape, dtype and placement; a counter lies where the runtime puts it. Random numbers don't count:
-    nothing samples from them.
+    """Path, shape, dtype and placement; a counter lies where the runtime puts it. Random numbers
+    don't count: nothing samples from them.
     """
     tree = nnx.to_pure_dict(tree.filter(nnx.Param)) if isinstance(tree, nnx.State) else tree
     return {
-        jax.tree_util.keystr(path): (x.shape, x.dtype, x.ndim and x.sharding.devices_indices_map(x.shape))
+        jax.tree_util.keystr(path): (
+            x.shape,
+            x.dtype,
+            x.ndim and x.sharding.devices_indices_map(x.shape),
+        )
         for path, x in jax.tree_util.tree_leaves_with_path(tree)
     }
 
 
 def run_and_compare(trained: str) -> None:
-    """The tiny Llama as the main script loads it, with weights, and the fit check's abstract programs."""
-    arguments = ["BATCH_SIZE=8", "TRAIN_MICRO_BATCH_SIZE=4", "NUM_GENERATIONS=2", "SCAN_LAYERS=True", trained,
-                 "WARMUP_FRACTION=0.0", "RUN_DIR=run"]  # fmt: skip
+    """The tiny Llama as the main script loads it, with weights, and the fit check's abstract
+    programs.
+    """
+    arguments = [
+        "BATCH_SIZE=8",
+        "TRAIN_MICRO_BATCH_SIZE=4",
+        "NUM_GENERATIONS=2",
+        "SCAN_LAYERS=True",
+        trained,
+        "WARMUP_FRACTION=0.0",
+        "RUN_DIR=run",
+    ]
     c = settings.read(demo.Constants, arguments)
     folder, hf = llama.fetch_model(c.MODEL)
     tokenizer = llama.load_tokenizer(folder)
@@ -53,7 +68,9 @@ def run_and_compare(trained: str) -> None:
     model = llama.abstract_model(hf, llama.to_run_config(c, hf), jax.devices())
     programs, given, done = {}, {}, {}
     for e in (c, dataclasses.replace(c, ROLLOUT_ENGINE="vllm")):
-        for name, jitted, arguments in fit.make_programs(e, hf, *model, tokenizer.pad_token_id, done):
+        for name, jitted, arguments in fit.make_programs(
+            e, hf, *model, tokenizer.pad_token_id, done
+        ):
             programs[name], given[name] = jitted, arguments
             if name in ("prefill", "decode"):  # decode takes what prefill returns
                 done[name] = jitted.lower(*arguments).compile()
@@ -66,7 +83,8 @@ def run_and_compare(trained: str) -> None:
     llm = load_llm(c, folder, hf, tokenizer)
     called, update = [], demo.update
 
-    def observed(*arguments):  # what the loop calls `update` with, at the moment before the first one
+    # what the loop calls `update` with, at the moment before the first one
+    def observed(*arguments):
         called.extend(arguments)
         raise InterruptedError
 
@@ -80,7 +98,8 @@ def run_and_compare(trained: str) -> None:
     for real, ours in zip((params, opt_state, model.frozen, batch), of_step, strict=True):
         assert arrays_of(real) == arrays_of(ours)
 
-    kept = [jax.tree.map(jnp.copy, (params, opt_state)) for _ in range(2)]  # `update` gives them away
+    # `update` gives them away
+    kept = [jax.tree.map(jnp.copy, (params, opt_state)) for _ in range(2)]
     theirs = update(*kept[0], model, batch, use, optimizer)
     ours = programs["update"]({"beside": jnp.zeros(8)}, *kept[1], model, batch)
     assert arrays_of(ours) == arrays_of(theirs)
@@ -89,11 +108,14 @@ def run_and_compare(trained: str) -> None:
     assert max(jax.tree.leaves(moved)) > 1e-4 and float(ours[2]["grad_norm"]) > 0
 
     structure, *states = split(llm.reference, nnx.LoRAParam if c.LORA_RANK else nnx.Param)
-    found = programs["reference"]((), structure, tuple(states), batch.prompt_ids, batch.completion_ids)
+    found = programs["reference"](
+        (), structure, tuple(states), batch.prompt_ids, batch.completion_ids
+    )
     np.testing.assert_array_equal(found, llm.reference_log_probs(batch))
     assert np.abs(found).max() > 0.1
 
-    synced = programs["sync"]((), nnx.state(policy, nnx.Param))  # as many weights, where vLLM's map puts them
+    # as many weights, where vLLM's map puts them
+    synced = programs["sync"]((), nnx.state(policy, nnx.Param))
     mesh = jax.tree.leaves(params)[0].sharding.mesh
     places = fit.abstract_vllm_state(llm.reference, mesh, jnp.dtype(c.DTYPE))
     assert arrays_of(dict(synced.flat_state())) == arrays_of(dict(places.flat_state()))
@@ -103,10 +125,14 @@ def run_and_compare(trained: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("trained", ["LORA_RANK=0", "LORA_RANK=4"])
 def test_what_is_compiled_is_what_trains(empty_folder, trained):
-    """On 8 virtual devices: the same arrays in the same places, step, reference and sync to the last bit."""
+    """On 8 virtual devices: the same arrays in the same places, step, reference and sync to the
+    last bit.
+    """
     flags = "--xla_force_host_platform_device_count=8 --xla_cpu_multi_thread_eigen=false"
     quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    short_runs.in_a_process(run_and_compare, trained, XLA_FLAGS=f"{flags} {quick}", JAX_PLATFORMS="cpu")
+    short_runs.in_a_process(
+        run_and_compare, trained, XLA_FLAGS=f"{flags} {quick}", JAX_PLATFORMS="cpu"
+    )
 
 
 def test_the_estimate_is_what_the_compiler_gives_an_update_to_begin_with():
@@ -114,7 +140,10 @@ def test_the_estimate_is_what_the_compiler_gives_an_update_to_begin_with():
     for row in table():
         if row["program"] != "update" or not row["arguments"] or row["algorithm"] == "PPO":
             continue
-        c, chips = settings.read(fit.Constants, row["constants"].split()), int(row["chips"].split()[0])
+        c, chips = (
+            settings.read(fit.Constants, row["constants"].split()),
+            int(row["chips"].split()[0]),
+        )
         hf = memory.published_config(c.MODEL) or fit.dry_run.find_model(c.MODEL, weights=False)[1]
         d, L = hf.hidden_size, hf.num_hidden_layers
         q, kv = (hf.head_dim * n for n in (hf.num_attention_heads, hf.num_key_value_heads))
@@ -143,7 +172,9 @@ def test_the_table_of_the_rungs_is_the_committed_one(language):
 
 
 def test_a_file_is_compiled_case_by_case_and_goes_on_where_it_stopped(monkeypatch, tmp_path):
-    """What compiles is replaced, and stops at the third case; all else runs, over a copy of the file."""
+    """What compiles is replaced, and stops at the third case; all else runs, over a copy of the
+    file.
+    """
     file, cases, asked = "fit_cards.csv", list(fit.committed_cases("fit_cards.csv")), []
     shutil.copy(machines.ASSETS / file, tmp_path)
     monkeypatch.setattr(machines, "ASSETS", tmp_path)
@@ -163,10 +194,18 @@ def test_a_file_is_compiled_case_by_case_and_goes_on_where_it_stopped(monkeypatc
     assert [row["peak"] for row in table(file)] == ["0.33"] * len(cases)
 
 
-@pytest.mark.parametrize("name, held, beside, answers", [
-    ("v5e-1", 5, 5, [4, 8]), ("v5e-8", 5, 5, [32, 64]), ("v5e-1", 5, 2, [2, 4, 8]), ("v5e-1", 1, 1, [2, 4]),
-    ("v5e-1", 100, 100, [64]), ("8xh100", 100, 0, [512]), ("t4", 1, 1, [8, 16]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, held, beside, answers",
+    [
+        ("v5e-1", 5, 5, [4, 8]),
+        ("v5e-8", 5, 5, [32, 64]),
+        ("v5e-1", 5, 2, [2, 4, 8]),
+        ("v5e-1", 1, 1, [2, 4]),
+        ("v5e-1", 100, 100, [64]),
+        ("8xh100", 100, 0, [512]),
+        ("t4", 1, 1, [8, 16]),
+    ],
+)
 def test_the_largest_batch_is_found_by_halving(monkeypatch, name, held, beside, answers):
     """A chip holds `held` answers, beside vLLM `beside`: so many fit, and no more; one is no group."""
 

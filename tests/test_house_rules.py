@@ -7,7 +7,15 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent.parent / "5_GRPO_Maxtext"
 FILES = {  # by the name under which they are imported
     ".".join(path.relative_to(FOLDER).with_suffix("").parts): path
-    for place in ("*.py", "tools/*.py", "tools/*/*.py", "model/*.py", "task/*.py", "run/*.py", "sandbox/*.py")
+    for place in (
+        "*.py",
+        "tools/*.py",
+        "tools/*/*.py",
+        "model/*.py",
+        "task/*.py",
+        "run/*.py",
+        "sandbox/*.py",
+    )
     for path in sorted(FOLDER.glob(place))
     if path.stem != "__init__"
 }
@@ -31,7 +39,10 @@ def imported_modules(module):
     return names
 
 
-ARROWS = {name: imported_modules(ast.parse(path.read_text())) & FILES.keys() for name, path in FILES.items()}
+ARROWS = {
+    name: imported_modules(ast.parse(path.read_text())) & FILES.keys()
+    for name, path in FILES.items()
+}
 BESIDE = {"settings", "constants", "grpo_variants"}  # what scripts and rooms both read
 
 

@@ -23,9 +23,16 @@ from task import questions, run_grader
 from tools import convert_checkpoint, pass_at_k
 
 USED = [
-    "MODEL=model", "TEACHER=teacher", "DATASET=data", "REWARD_FUNC=own.py", "REWARDS=own,check_numbers",
-    "METHOD=method.py", "ENVIRONMENT=world.py", "TEMPLATE={question}", "MAX_PROMPT_LENGTH=99",
-]  # fmt: skip
+    "MODEL=model",
+    "TEACHER=teacher",
+    "DATASET=data",
+    "REWARD_FUNC=own.py",
+    "REWARDS=own,check_numbers",
+    "METHOD=method.py",
+    "ENVIRONMENT=world.py",
+    "TEMPLATE={question}",
+    "MAX_PROMPT_LENGTH=99",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +44,9 @@ def files(empty_folder):
     for split, count in (("train", 40), ("validation", 8), ("test", 20)):
         lines = (HERE / "tiny_gsm8k" / f"{split}.jsonl").read_text().splitlines()[:count]
         Path("data", f"{split}.jsonl").write_text("\n".join(lines) + "\n")
-    Path("own.py").write_text("def own(completions, **columns):\n    return [1.0] * len(completions)\n")
+    Path("own.py").write_text(
+        "def own(completions, **columns):\n    return [1.0] * len(completions)\n"
+    )
     for name in ("method.py", "world.py", "course.py"):
         Path(name).write_text("X = 1  # one\n")
 
@@ -62,7 +71,9 @@ def move_one_weight(folder):
     weights = safetensors.numpy.load_file(Path(folder, "model.safetensors"))
     name = sorted(weights)[len(weights) // 2]
     weights[name].flat[7] = np.nextafter(weights[name].flat[7], np.float32(9))
-    safetensors.numpy.save_file(weights, Path(folder, "model.safetensors"), metadata={"format": "pt"})
+    safetensors.numpy.save_file(
+        weights, Path(folder, "model.safetensors"), metadata={"format": "pt"}
+    )
 
 
 def lines(path, *which):
@@ -74,7 +85,10 @@ CHANGES = [  # what is done to the files, and what is then another
     (lambda: move_one_weight("model"), "MODEL"),
     (lambda: move_one_weight("teacher"), "TEACHER"),
     (lambda: edit("model/config.json", "1e-05", "2e-05"), "MODEL"),
-    (lambda: edit("model/chat_template.jinja", "<|assistant|>", "<answer>"), "MODEL DATASET TEST_DATASET"),
+    (
+        lambda: edit("model/chat_template.jinja", "<|assistant|>", "<answer>"),
+        "MODEL DATASET TEST_DATASET",
+    ),
     (lambda: edit("own.py", "1.0", "-1.0"), "REWARD_FUNC"),
     (lambda: edit("course.py", "1 ", "2 "), "reward_func.py"),
     (lambda: edit("method.py", "1 ", "2 "), "METHOD"),
@@ -93,7 +107,9 @@ def test_what_has_changed_is_named_and_nothing_else():
     for change, names in CHANGES:
         change()
         now, names = found(), set(names.split())
-        assert before.keys() == now.keys() and {key for key in now if now[key] != before[key]} == names
+        assert (
+            before.keys() == now.keys() and {key for key in now if now[key] != before[key]} == names
+        )
         said = run_folder.change_message(before, now, c, "RUN_DIR=r")
         for key in names:
             value = getattr(c, key, None)
@@ -101,7 +117,9 @@ def test_what_has_changed_is_named_and_nothing_else():
             assert name in said
         assert bool(said) == bool(names) and "\n" not in said
         before = now
-    assert not any(run_folder.change_message(kept, now, c, "") for kept in ({}, {"MODEL": "f" * 40}))
+    assert not any(
+        run_folder.change_message(kept, now, c, "") for kept in ({}, {"MODEL": "f" * 40})
+    )
 
 
 @pytest.fixture
@@ -117,7 +135,9 @@ def rewrite(path, **changes):
 
 FEW = settings.read(pass_at_k.Constants, ["SAMPLES=2", "NUM_QUESTIONS=2"])
 READERS = {
-    "inference": lambda: inference.main(["CHECKPOINT=run", "SAMPLES=2", "How many cards does Tom have?"]),
+    "inference": lambda: inference.main(
+        ["CHECKPOINT=run", "SAMPLES=2", "How many cards does Tom have?"]
+    ),
     "export": lambda: convert_checkpoint.main(["SOURCE=run", "TARGET=hf"]),
     "pass@k": lambda: pass_at_k.count_right(FEW, "run", trained=True),
 }
@@ -146,5 +166,7 @@ def test_a_run_does_not_go_on_with_another_model(run, capsys):
     out = capsys.readouterr().out
     assert "going on after step 8 of 8" in out and "the content" not in out
     move_one_weight("model")
-    with pytest.raises(UserError, match=r"^MODEL=model: the content isn't what the run in RUN_DIR=run"):
+    with pytest.raises(
+        UserError, match=r"^MODEL=model: the content isn't what the run in RUN_DIR=run"
+    ):
         demo.main(arguments)

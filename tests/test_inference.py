@@ -1,4 +1,6 @@
-"""inference.py: which weights answer, streamed or not, voted, in files; and one line for what is wrong."""
+"""inference.py: which weights answer, streamed or not, voted, in files; and one line for what is
+wrong.
+"""
 
 import dataclasses
 import json
@@ -24,13 +26,17 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
 
 def test_without_a_run_a_model_is_asked_as_the_main_script_would():
     for column in ("laptop", "tpu"):
-        mine, its = (settings.defaults(kind, column) for kind in (inference.Constants, demo.Constants))
+        mine, its = (
+            settings.defaults(kind, column) for kind in (inference.Constants, demo.Constants)
+        )
         assert {name: its[name] for name in inference.ASKING}.items() <= mine.items()
 
 
 @pytest.fixture(scope="module")
 def trained(finished, tmp_path_factory):
-    """A copy of a run, its test questions, and its own rollout engine's greedy answers, before and after."""
+    """A copy of a run, its test questions, and its own rollout engine's greedy answers, before and
+    after.
+    """
     run_dir = tmp_path_factory.mktemp("inference") / "run"
     shutil.copytree(finished / "run", run_dir)
     results = [json.loads((run_dir / f"{when}.json").read_text()) for when in ("before", "after")]
@@ -43,13 +49,17 @@ def trained(finished, tmp_path_factory):
 def test_a_question_is_streamed_as_the_rollout_engine_answers_it(trained, monkeypatch):
     run_dir, rows, _, after, i = trained
     pieces = []
-    monkeypatch.setattr("builtins.print", lambda *args, end="\n", **kwargs: pieces.append(*(args or [""])))
+    monkeypatch.setattr(
+        "builtins.print", lambda *args, end="\n", **kwargs: pieces.append(*(args or [""]))
+    )
     words = rows[i]["question"].split()  # quotation marks forgotten
     inference.main([f"CHECKPOINT={run_dir}", f"ANSWER={rows[i]['answer']}", *words])
     assert pieces[0] == f"checkpoint: {run_dir}/checkpoints/8, trained from tiny_llama"
     graded = "right" if grade(after[i], rows[i]["answer"]) else f"wrong, right: {rows[i]['answer']}"
     assert pieces.pop() == f" [{graded}]" and "".join(pieces[1:]) == after[i]
-    tokens = len(llama.load_tokenizer(HERE / "tiny_llama").encode(after[i], add_special_tokens=False))
+    tokens = len(
+        llama.load_tokenizer(HERE / "tiny_llama").encode(after[i], add_special_tokens=False)
+    )
     assert tokens / 2 <= len([piece for piece in pieces[1:] if piece]) <= tokens  # no single lump
 
 
@@ -66,15 +76,20 @@ def test_the_code_that_a_runs_folder_names_is_run_only_if_it_is_named_here(train
     arguments = ["CHECKPOINT=theirs", "ANSWER=1000", rows[0]["question"]]
     inference.main(arguments)
     assert not Path("ran").exists()
-    assert "rewards:    check_answer (built in); the run's own are in planted.py" in capsys.readouterr().out
+    assert (
+        "rewards:    check_answer (built in); the run's own are in planted.py"
+        in capsys.readouterr().out
+    )
     inference.main([*arguments, "REWARD_FUNC=planted.py", "REWARDS=compute_score"])
     assert Path("ran").exists() and "the run's own" not in capsys.readouterr().out
 
 
 def test_before_and_after_side_by_side_from_file_to_file(trained, capsys):
     run_dir, rows, before, after, _ = trained
-    lines = [{"question": r["question"], "answer": f"so it is\n#### {r['answer']}", "id": i}
-             for i, r in enumerate(rows)]  # fmt: skip
+    lines = [
+        {"question": r["question"], "answer": f"so it is\n#### {r['answer']}", "id": i}
+        for i, r in enumerate(rows)
+    ]
     stale = {"vote": "of an earlier answer"}
     Path("in.jsonl").write_text("".join(json.dumps(line | stale) + "\n\n" for line in lines))
     inference.main([f"CHECKPOINT={run_dir}/8", "INPUT=in.jsonl", "COMPARE=True"])
@@ -88,7 +103,9 @@ def test_before_and_after_side_by_side_from_file_to_file(trained, capsys):
     was = sum(grade(text, row["answer"]) for text, row in zip(before, rows))
     assert f"right:    {was} of 16, after {sum(right)} of 16" in said
     golds = [int(row["answer"]) for row in rows]
-    lenient = [[last_number(text) == gold for text, gold in zip(texts, golds)] for texts in (before, after)]
+    lenient = [
+        [last_number(text) == gold for text, gold in zip(texts, golds)] for texts in (before, after)
+    ]
     assert f"by the last number: {sum(lenient[0])} of 16, after {sum(lenient[1])} of 16" in said
     assert [row["correct_lenient"] for row in written] == lenient[1]
     assert f"before:   {before[0]} [" in said and f"after:    {after[0]} [" in said
@@ -98,9 +115,13 @@ def test_a_checkpoint_of_the_run_can_be_chosen_and_samples_vote(trained, capsys)
     run_dir, rows, *_ = trained
     answers = {}
     for name in ("base", f"{run_dir}/4", f"{run_dir}/checkpoints/8"):
-        inference.main([f"CHECKPOINT={name}", "SAMPLES=16", "SAMPLING=liberal", rows[0]["question"]])
+        inference.main(
+            [f"CHECKPOINT={name}", "SAMPLES=16", "SAMPLING=liberal", rows[0]["question"]]
+        )
         first, *said = capsys.readouterr().out.splitlines()
-        answers[first] = [line.removeprefix("answer:   ") for line in said if line.startswith("answer:")]
+        answers[first] = [
+            line.removeprefix("answer:   ") for line in said if line.startswith("answer:")
+        ]
         assert len(answers[first]) == 16 and said[-1].startswith("vote:     ")
         numbers = [extract_answer(text) for text in answers[first]]
         most = max(numbers.count(n) for n in numbers if n is not None)
@@ -119,13 +140,17 @@ def test_the_page_has_graded_answers_and_what_training_did_to_their_tokens(train
     [group] = data["groups"]
     assert (group["question"], group["answer"], group["graded"]) == (question, gold, True)
     assert data["kind"] == "questions" and data["compared"] and len(group["completions"]) == 8
-    texts = ["".join(answer["pieces"]).removesuffix("<|eot_id|>") for answer in group["completions"]]
+    texts = [
+        "".join(answer["pieces"]).removesuffix("<|eot_id|>") for answer in group["completions"]
+    ]
     R = np.array([answer["reward"] for answer in group["completions"]])
     expected = (R - R.mean()) / (R.std(ddof=1) + 1e-6)
     for answer, text, A in zip(group["completions"], texts, expected, strict=True):
         for name, points in answer["points"].items():
             assert [points] == getattr(reward_func, name)(None, completions=[text], answer=[gold])
-        assert set(answer["points"]) == set(COURSE_REWARDS) and answer["correct"] == grade(text, gold)
+        assert set(answer["points"]) == set(COURSE_REWARDS) and answer["correct"] == grade(
+            text, gold
+        )
         assert answer["advantage"] == pytest.approx(A, abs=1e-5)
         assert np.abs(np.subtract(answer["log_prob_after"], answer["log_prob"])).max() > 1e-3
 
@@ -133,7 +158,8 @@ def test_the_page_has_graded_answers_and_what_training_did_to_their_tokens(train
 def test_without_checkpoint_the_newest_run_answers_and_where_there_is_none_the_base():
     for name in ("mine", "a/deep", "a/deep/host_1"):
         Path("runs", name, "checkpoints", "7").mkdir(parents=True)
-        constants = {"MODEL": "tiny_llama", "CHECKPOINT_DIR": "gs://bucket/x"}  # which is not looked into
+        # which is not looked into
+        constants = {"MODEL": "tiny_llama", "CHECKPOINT_DIR": "gs://bucket/x"}
         Path("runs", name, "constants.json").write_text(json.dumps(constants))
     assert inference.read_arguments([])[2] is None  # nothing was saved
     for name in ("mine", "a/deep"):
@@ -152,15 +178,26 @@ def test_what_a_model_is_asked_with_is_taken_over_from_its_run():
 
 
 def test_a_runs_constants_hold_unless_the_command_line_says_otherwise():
-    saved = {"MODEL": "mine", "TEMPLATE": "Q: {question}", "MAX_PROMPT_LENGTH": 30, "OUTPUT": "/etc/x",
-             "BATCH_SIZE": 3, "SEED": 9, "NUM_BATCHES": 1}  # fmt: skip
+    saved = {
+        "MODEL": "mine",
+        "TEMPLATE": "Q: {question}",
+        "MAX_PROMPT_LENGTH": 30,
+        "OUTPUT": "/etc/x",
+        "BATCH_SIZE": 3,
+        "SEED": 9,
+        "NUM_BATCHES": 1,
+    }
     Path("run").mkdir()
     Path("run/constants.json").write_text(json.dumps(saved))
-    c, question, checkpoint = inference.read_arguments(["CHECKPOINT=run/7", "MAX_PROMPT_LENGTH=40", "Why?"])
+    c, question, checkpoint = inference.read_arguments(
+        ["CHECKPOINT=run/7", "MAX_PROMPT_LENGTH=40", "Why?"]
+    )
     assert question == "Why?" and checkpoint.step == 7 and checkpoint.constants == saved
-    assert (c.MODEL, c.TEMPLATE, c.OUTPUT) == ("mine", "Q: {question}", "")  # the run's; no run has an OUTPUT
+    # the run's; no run has an OUTPUT
+    assert (c.MODEL, c.TEMPLATE, c.OUTPUT) == ("mine", "Q: {question}", "")
     assert c.MAX_PROMPT_LENGTH == 40  # the command line's
-    assert c.TOTAL_GENERATION_STEPS == 768  # the default's, in the column of a model that is not the tiny one
+    # the default's, in the column of a model that is not the tiny one
+    assert c.TOTAL_GENERATION_STEPS == 768
     assert (c.BATCH_SIZE, c.SEED) == (64, 0)  # the run's mean something else
     base, *_ = inference.read_arguments(["CHECKPOINT=base"])
     assert (base.MODEL, base.TOTAL_GENERATION_STEPS) == ("tiny_llama", 28)
@@ -181,14 +218,21 @@ def test_an_inputs_data_source_says_who_grades_and_what_has_no_answer_is_not_gra
     for row, text in zip(rows, ("the lima", "0.0", "False", "1", "5"), strict=True):
         row["after"] = [f"<answer>{text}</answer>"]
     assert asked.is_right(grader, "It is 0", rows[1]) == (False, True)
-    assert asked.vote(grader, ["<answer>Lima</answer>", "<answer>the lima</answer>"])[1] == "Lima (2 of 2)"
+    assert (
+        asked.vote(grader, ["<answer>Lima</answer>", "<answer>the lima</answer>"])[1]
+        == "Lima (2 of 2)"
+    )
     asked.show(rows, grader)
     assert "\nright:    3 of 4\n" in capsys.readouterr().out
     asked.write_rows(Path("out.jsonl"), rows, grader)
-    graded = [json.loads(line).get("correct") for line in Path("out.jsonl").read_text().splitlines()]
+    graded = [
+        json.loads(line).get("correct") for line in Path("out.jsonl").read_text().splitlines()
+    ]
     assert graded == [True, True, True, False, None]
 
 
 def test_a_step_that_was_not_saved_is_refused_with_those_that_were(trained):
-    with pytest.raises(UserError, match=r"CHECKPOINT=.*/5: no such checkpoint; there are 2, 4, 6, 8$"):
+    with pytest.raises(
+        UserError, match=r"CHECKPOINT=.*/5: no such checkpoint; there are 2, 4, 6, 8$"
+    ):
         inference.main([f"CHECKPOINT={trained[0]}/5", "How many?"])

@@ -1,7 +1,8 @@
-"""The launch scripts against stand-ins for gcloud, xpk and SLURM; every printed command in a dry run.
+"""The launch scripts against stand-ins for gcloud, xpk and SLURM; every printed command in a dry
+run.
 
-The stand-ins on PATH record their arguments. For ssh, gcloud's runs the command in a folder that serves as
-the rented machine; for scp it copies.
+The stand-ins on PATH record their arguments. For ssh, gcloud's runs the command in a folder that
+serves as the rented machine; for scp it copies.
 """
 
 import itertools
@@ -46,28 +47,50 @@ class Desk:
     def __init__(self, folder):
         self.here, self.folder, self.vm = folder, folder / "repository", folder / "vm"
         course, python = self.folder / settings.HERE.name, self.vm / "course/.venv-vllm/bin/python"
-        for made in (course, self.folder / "runs", self.vm / "course/runs", python.parent, folder / "bin"):
+        for made in (
+            course,
+            self.folder / "runs",
+            self.vm / "course/runs",
+            python.parent,
+            folder / "bin",
+        ):
             made.mkdir(parents=True)
         for path, text in (
-            (python, PYTHON), (folder / "token", "secret"), (self.vm / "course/run.log", ""),
+            (python, PYTHON),
+            (folder / "token", "secret"),
+            (self.vm / "course/run.log", ""),
             (self.folder / DEMO, ""),
-            *((folder / "bin" / name, STAND_IN) for name in ("gcloud", "xpk", "srun", "scontrol", "python3")),
-        ):  # fmt: skip
+            *(
+                (folder / "bin" / name, STAND_IN)
+                for name in ("gcloud", "xpk", "srun", "scontrol", "python3")
+            ),
+        ):
             path.write_text(text)
             path.chmod(0o755)
         shutil.copytree(pages.ROOT / "requirements", self.folder / "requirements")
         for link, target in (
-            (course / "examples", settings.HERE / "examples"), (self.folder / ".venv", sys.prefix),
+            (course / "examples", settings.HERE / "examples"),
+            (self.folder / ".venv", sys.prefix),
             (self.folder / "runs/smollm2", settings.HERE / "tiny_llama"),
-        ):  # fmt: skip
+        ):
             link.symlink_to(target)
-        for command in ("init --quiet", "add .", "-c user.name=x -c user.email=x commit --quiet -m x"):
+        for command in (
+            "init --quiet",
+            "add .",
+            "-c user.name=x -c user.email=x commit --quiet -m x",
+        ):
             subprocess.run(["git", *command.split()], cwd=self.folder, check=True)
         self.variables = os.environ | {
-            "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "HERE": str(folder), "PROJECT": "p",
-            "ZONE": "z", "TPU": "v6e-8", "HF_TOKEN": "secret", "HF_TOKEN_FILE": str(folder / "token"),
-            "SLURM_JOB_ID": "7", "PYTHON": "",  # `make test PYTHON=...` sets it
-        }  # fmt: skip
+            "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+            "HERE": str(folder),
+            "PROJECT": "p",
+            "ZONE": "z",
+            "TPU": "v6e-8",
+            "HF_TOKEN": "secret",
+            "HF_TOKEN_FILE": str(folder / "token"),
+            "SLURM_JOB_ID": "7",
+            "PYTHON": "",  # `make test PYTHON=...` sets it
+        }
 
     def run(self, script, *arguments, **environment):
         """Runs a launch script; (exit code, standard error, the calls it made)."""
@@ -75,7 +98,11 @@ class Desk:
         calls.write_text("")
         command, variables = ["bash", LAUNCH / script, *arguments], self.variables | environment
         done = subprocess.run(command, cwd=self.folder, env=variables, **options)
-        return done.returncode, done.stderr, [c.split("\0") for c in calls.read_text().split("\0\n")[:-1]]
+        return (
+            done.returncode,
+            done.stderr,
+            [c.split("\0") for c in calls.read_text().split("\0\n")[:-1]],
+        )
 
 
 @pytest.fixture
@@ -103,10 +130,14 @@ def test_a_tpu_vm_runs_resumes_from_the_bucket_and_is_not_deleted_before_its_res
     assert (desk.vm / "course" / "asked").read_text() == f"secret {DEMO} {ours} {' '.join(given)}\n"
 
     code, error, calls = desk.run("tpu_vm.sh", "delete", BROKEN="gcloud")
-    assert code == 2 and "nothing was deleted" in error and not any("delete" in call for call in calls)
+    assert (
+        code == 2 and "nothing was deleted" in error and not any("delete" in call for call in calls)
+    )
     code, error, calls = desk.run("tpu_vm.sh", "delete")
     assert code == 0, error
-    assert (desk.folder / "runs" / "grpo" / "runs" / "grpo" / "report.html").read_text() == "a report\n"
+    assert (
+        desk.folder / "runs" / "grpo" / "runs" / "grpo" / "report.html"
+    ).read_text() == "a report\n"
     assert ["delete" in call for call in calls] == [False, False, True]  # tar, scp, delete
     _, _, [call] = desk.run("tpu_vm.sh", "delete", "--without-results")
     assert "delete" in call
@@ -124,7 +155,9 @@ def test_slurm_puts_a_job_back_unless_refused_or_after_ten_restarts(desk, code, 
     environment = {"BROKEN": "srun", "CODE": str(code), "SLURM_RESTART_COUNT": str(restarts)}
     found, _, [srun, *more] = desk.run("slurm.sh", "NUM_BATCHES=20", **environment)
     assert srun[-4:] == [DEMO, "DISTRIBUTED=True", "RUN_DIR=runs/slurm_7", "NUM_BATCHES=20"]
-    assert more == ([["scontrol", "requeue", "7"]] if again else []) and found == (0 if again else code)
+    assert more == ([["scontrol", "requeue", "7"]] if again else []) and found == (
+        0 if again else code
+    )
     (desk.folder / ".venv").unlink()
     code, error, calls = desk.run("slurm.sh")
     assert code == 2 and error.startswith("error: no .venv/bin/python in ") and not calls
@@ -137,9 +170,13 @@ def workload(desk, *arguments, **environment):
 
 
 def test_pathways_takes_the_images_of_our_jax_and_claims_no_restart(desk):
-    jax_version = re.search(r"^jax==(\S+)", (pages.ROOT / "requirements" / "tpu.txt").read_text(), re.M)[1]
+    jax_version = re.search(
+        r"^jax==(\S+)", (pages.ROOT / "requirements" / "tpu.txt").read_text(), re.M
+    )[1]
     _, _, call = workload(desk, "TRAIN_MICRO_BATCH_SIZE=4")
-    servers = [word for word in call if word.startswith(("--server-image=", "--proxy-server-image="))]
+    servers = [
+        word for word in call if word.startswith(("--server-image=", "--proxy-server-image="))
+    ]
     assert len(servers) == 2 and all(word.endswith(f":jax-{jax_version}") for word in servers)
     assert not any("max-restarts" in word for word in call)
     for words, tag in (("an image of that", "0.11.1"), ("no image", jax_version)):
@@ -157,7 +194,9 @@ def test_on_gke_the_report_reaches_the_bucket_however_the_run_ends(desk, tmp_pat
     assert "\n" not in command  # it would end the YAML block
     for name, code in (("pip", 0), ("python", ends_with)):
         file = tmp_path / "bin" / name
-        file.write_text(f'#!/bin/bash\necho {name} "$@" >> ../pod\n[ "$1" != {DEMO} ] || exit {code}\n')
+        file.write_text(
+            f'#!/bin/bash\necho {name} "$@" >> ../pod\n[ "$1" != {DEMO} ] || exit {code}\n'
+        )
         file.chmod(0o755)
     done = subprocess.run(["bash", "-c", command], cwd=desk.folder, env=desk.variables)
     assert done.returncode == ends_with
@@ -169,14 +208,19 @@ def test_on_gke_the_report_reaches_the_bucket_however_the_run_ends(desk, tmp_pat
 
 COMMAND = re.compile(
     r"^(?:# +|!)?((?:\w+=\S+ )*(?:bash|sbatch|\S*python) 5_GRPO_Maxtext/(?:launch/|grpo_llama)[^#\n]*)"
-    r"(?:# *(\S+))?|TPU=(\S+)", re.M,
-)  # fmt: skip
+    r"(?:# *(\S+))?|TPU=(\S+)",
+    re.M,
+)
 
 
 def printed():
-    """Each command with the machine it is for: named in its remark, or by the TPU exported above it."""
+    """Each command with the machine it is for: named in its remark, or by the TPU exported above
+    it.
+    """
     found = {}
-    docs = (settings.HERE / "docs" / f"{name}.md" for name in ("tpu_and_gpu", "several_hosts", "rungs"))
+    docs = (
+        settings.HERE / "docs" / f"{name}.md" for name in ("tpu_and_gpu", "several_hosts", "rungs")
+    )
     for path in (*docs, *sorted(LAUNCH.glob("*.sh"))):
         tpu = ""
         for command, remark, exported in COMMAND.findall(path.read_text()):
@@ -193,7 +237,8 @@ def constants_of(desk, words, machine):
     if words[start] == DEMO:
         return words[start + 1 :]
     variables = dict(word.split("=", 1) for word in words[: start - 1])
-    arguments = [word for word in words[start + 1 :] if words[0] != "sbatch" or word[0] != "-"]  # its own
+    # its own
+    arguments = [word for word in words[start + 1 :] if words[0] != "sbatch" or word[0] != "-"]
     if "setup" in arguments:
         desk.run("tpu_vm.sh", "copy")
     variables |= {"TPU": machine, "BUCKET": "gs://b/x"}
@@ -212,15 +257,18 @@ def test_every_printed_command_is_accepted_for_its_machine(desk, monkeypatch, co
     arguments = constants_of(desk, shlex.split(command), machine)
     if arguments is not None:
         constants = itertools.takewhile(lambda word: re.match(r"[A-Z][A-Z0-9_]*=", word), arguments)
-        elsewhere = f"MACHINE={machine}" if machine else "DISTRIBUTED=False"  # a laptop's job has no hosts
+        # a laptop's job has no hosts
+        elsewhere = f"MACHINE={machine}" if machine else "DISTRIBUTED=False"
         demo.main([*constants, elsewhere, "DRY_RUN=True"])
 
 
 def test_hours_and_dollars_on_the_page_are_the_dry_runs():
     c, parameters = settings.read(demo.Constants, [f"MODEL={memory.LLAMA_3_1_8B}"]), 8_030_261_248
     rate, found = 8 * 1400, dry_run.hours(c, parameters, "v6e", 8)  # tokens per second
-    np.testing.assert_allclose(found["sampling"][0], 116 * 512 * 200 / rate / 3600, rtol=2e-4)  # 8.03e9
-    arithmetic = 512 * 1024 * 8 * parameters / (8 * 918e12)  # gathers: 32 passes, 4 times, 7 of 8 parts
+    # 8.03e9
+    np.testing.assert_allclose(found["sampling"][0], 116 * 512 * 200 / rate / 3600, rtol=2e-4)
+    # gathers: 32 passes, 4 times, 7 of 8 parts
+    arithmetic = 512 * 1024 * 8 * parameters / (8 * 918e12)
     slow = 116 * (arithmetic / 0.225 + 4 * 32 * parameters * 2 * 7 / 8 / 448e9 / 0.5)
     np.testing.assert_allclose(found["training"][1], slow / 3600, rtol=2e-4)
     for name, kind, chips, price in (("v6e-8", "v6e", 8, 21.6), ("v5p-8", "v5p", 4, 16.8)):

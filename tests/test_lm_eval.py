@@ -1,4 +1,6 @@
-"""The tasks for lm-eval, which is not installed here, ask what the main script asks and grade as it does."""
+"""The tasks for lm-eval, which is not installed here, ask what the main script asks and grade as it
+does.
+"""
 
 import json
 import re
@@ -17,13 +19,19 @@ from settings import HERE
 from task import questions, task_rewards
 from task.grading import grade, grade_lenient
 
-TASKS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((HERE / "lm_eval").glob("*.yaml"))}
+TASKS = {
+    path.stem: yaml.safe_load(path.read_text())
+    for path in sorted((HERE / "lm_eval").glob("*.yaml"))
+}
 ANSWERS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["answers"]
-FIGURES = dict(tiny_gsm8k="once_per_answer.csv", small_numbers="smollm2_seeds.csv")  # of each task's run
+# of each task's run
+FIGURES = dict(tiny_gsm8k="once_per_answer.csv", small_numbers="smollm2_seeds.csv")
 
 
 def extract(task, name, text):
-    """What lm-eval's filters make of an answer: the last match, the first group that is there, and so on."""
+    """What lm-eval's filters make of an answer: the last match, the first group that is there, and
+    so on.
+    """
     [found] = [entry["filter"] for entry in task["filter_list"] if entry["name"] == name]
     assert [step["function"] for step in found] == ["regex", "take_first"]
     matches = re.findall(found[0]["regex_pattern"], text)
@@ -41,13 +49,17 @@ def extract(task, name, text):
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_task_asks_the_runs_questions_and_waits_for_as_many_tokens(name):
     """The constants are those of the command of the run's figures."""
-    [_, script, *arguments] = shlex.split(next(iter(rows_of(HERE / "assets" / FIGURES[name])))["command"])
+    [_, script, *arguments] = shlex.split(
+        next(iter(rows_of(HERE / "assets" / FIGURES[name])))["command"]
+    )
     assert script == "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py"
     task, c = TASKS[name], settings.read(demo.Constants, arguments)
     [path] = task["dataset_kwargs"]["data_files"].values()
     data = [json.loads(line) for line in (HERE.parent / path).read_text().splitlines()]
     wanted, source = questions.read_questions(c.DATASET, "test")
-    assert source.endswith(path.removeprefix("5_GRPO_Maxtext/")) and len(data) == c.NUM_TEST_QUESTIONS
+    assert (
+        source.endswith(path.removeprefix("5_GRPO_Maxtext/")) and len(data) == c.NUM_TEST_QUESTIONS
+    )
     for row, question in zip(data, wanted, strict=True):
         asked = jinja2.Template(task["doc_to_text"]).render(row)
         assert asked == c.TEMPLATE.format(question=question["question"])

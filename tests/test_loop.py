@@ -1,7 +1,8 @@
-"""The update and the loop: against Tunix's own learner, NumPy, and themselves in other gradient passes.
+"""The update and the loop: against Tunix's own learner, NumPy, and themselves in other gradient
+passes.
 
-Most of it trains a table of logits on answers that are given (table_policy.py), in Tunix's real cluster. What
-needs a language model takes the tiny Llama.
+Most of it trains a table of logits on answers that are given (table_policy.py), in Tunix's real
+cluster. What needs a language model takes the tiny Llama.
 """
 
 import functools
@@ -14,7 +15,8 @@ import numpy as np
 import optax
 import pytest
 
-from table_policy import CLOSE, EOS, PAD, TABLE, VOCABULARY, Scripted, Tokenizer, constants_of  # isort: skip
+# isort: skip
+from table_policy import CLOSE, EOS, PAD, TABLE, VOCABULARY, Scripted, Tokenizer, constants_of
 from table_policy import log_probs_by_hand, questions, train, train_llm, two_tables  # isort: skip
 from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner
 from tunix.rl.rl_cluster import ClusterConfig, RLCluster, RLTrainingConfig, Role
@@ -72,18 +74,24 @@ def tunix_learner(c, answers, **config):
     mesh, actor, reference = two_tables()
     roles = (Role.ACTOR, Role.REFERENCE, Role.ROLLOUT)
     training = RLTrainingConfig(
-        actor_optimizer=demo.make_optimizer(c), max_steps=c.NUM_BATCHES * c.NUM_ITERATIONS,
-        mini_batch_size=c.BATCH_SIZE, train_micro_batch_size=c.TRAIN_MICRO_BATCH_SIZE or None,
+        actor_optimizer=demo.make_optimizer(c),
+        max_steps=c.NUM_BATCHES * c.NUM_ITERATIONS,
+        mini_batch_size=c.BATCH_SIZE,
+        train_micro_batch_size=c.TRAIN_MICRO_BATCH_SIZE or None,
         eval_every_n_steps=1_000,
-    )  # fmt: skip
+    )
     cluster = RLCluster(
-        actor=actor, reference=reference, tokenizer=Tokenizer(),
+        actor=actor,
+        reference=reference,
+        tokenizer=Tokenizer(),
         cluster_config=ClusterConfig(
-            role_to_mesh=dict.fromkeys(roles, mesh), role_to_logical_axis_rule=dict.fromkeys(roles, ()),
-            rollout_engine=functools.partial(Scripted, answers=answers), rollout_config=sampling_config(c),
+            role_to_mesh=dict.fromkeys(roles, mesh),
+            role_to_logical_axis_rule=dict.fromkeys(roles, ()),
+            rollout_engine=functools.partial(Scripted, answers=answers),
+            rollout_config=sampling_config(c),
             training_config=training,
         ),
-    )  # fmt: skip
+    )
 
     def reward(prompts, completions, **columns):
         return [float(points(map(int, text.split()))) for text in completions]
@@ -92,7 +100,9 @@ def tunix_learner(c, answers, **config):
     config = GRPOConfig(**names, epsilon=c.EPSILON, kl_loss_mode="low_var_kl", **config)
     rows = questions(10 * c.BATCH_SIZE)  # as `train` has them
     learner = GRPOLearner(cluster, config, [reward])
-    learner.train(iter([dict(batch) for batch in mixed_batches(rows, c.SEED, c.BATCH_SIZE)[: c.NUM_BATCHES]]))
+    learner.train(
+        iter([dict(batch) for batch in mixed_batches(rows, c.SEED, c.BATCH_SIZE)[: c.NUM_BATCHES]])
+    )
     logger = cluster.actor_trainer.metrics_logger
     names = ("loss", "kl", "grad_norm")
     history = {name: logger.get_metric_history("actor", name, "train") for name in names}
@@ -108,27 +118,33 @@ def tunix_learner(c, answers, **config):
             ["LOSS_AGG_MODE=seq-mean-token-sum-norm", "ADVANTAGE=centered"],  # Dr. GRPO
             dict(loss_agg_mode="sequence-mean-token-scale", advantage_estimator="drgrpo"),
         ),
-        (["ADVANTAGE=rloo", "LOSS_ALGO=gspo-token", "NUM_ITERATIONS=2"],
-         dict(advantage_estimator="rloo", loss_algo="gspo-token")),
+        (
+            ["ADVANTAGE=rloo", "LOSS_ALGO=gspo-token", "NUM_ITERATIONS=2"],
+            dict(advantage_estimator="rloo", loss_algo="gspo-token"),
+        ),
         (["TRAIN_MICRO_BATCH_SIZE=1"], {}),
     ],
-)  # fmt: skip
+)
 def test_our_loop_trains_as_tunixs_own_learner(constants, config, tmp_path):
     """An independent implementation, from the same answers and optimizer: weights, loss, norm, KL."""
     c = constants_of(*TWO, "NUM_GENERATIONS=4", "NUM_BATCHES=3", *constants)
     answers = [random_answers(seed, 8) for seed in range(3)]
-    passes = c.BATCH_SIZE // (c.TRAIN_MICRO_BATCH_SIZE or c.BATCH_SIZE)  # Tunix generates in them, too
+    # Tunix generates in them, too
+    passes = c.BATCH_SIZE // (c.TRAIN_MICRO_BATCH_SIZE or c.BATCH_SIZE)
     split = [part for batch in answers for part in np.split(batch, passes)]
     table, history = tunix_learner(c, split, **config)
     llm, log = train(c, answers, points, tmp_path)
     ours = np.asarray(llm.params["table"])
     assert np.abs(ours - TABLE).max() > 0.1
-    np.testing.assert_allclose(ours, table, rtol=0, atol=2e-6)  # float32 sums in another order, three steps
+    # float32 sums in another order, three steps
+    np.testing.assert_allclose(ours, table, rtol=0, atol=2e-6)
     last = slice(c.NUM_ITERATIONS - 1, None, c.NUM_ITERATIONS)  # of a step's updates
     for name in ("loss", "kl", "grad_norm"):
         if c.TRAIN_MICRO_BATCH_SIZE and name != "loss":
             continue  # Tunix's are means of the passes' metrics
-        np.testing.assert_allclose([row[name] for row in log], history[name][last], err_msg=name, **CLOSE)
+        np.testing.assert_allclose(
+            [row[name] for row in log], history[name][last], err_msg=name, **CLOSE
+        )
     assert history["grad_norm"].min() > 0.1 and history["kl"].max() > 1e-3
 
 
@@ -139,15 +155,22 @@ FOUR = ("BATCH_SIZE=4", "NUM_GENERATIONS=2", "TOTAL_GENERATION_STEPS=5", "LEARNI
 
 
 def test_gradient_passes_are_one_pass(tmp_path):
-    """The log and the weights after two steps; with one question a pass, one pass has no token to train."""
+    """The log and the weights after two steps; with one question a pass, one pass has no token to
+    train.
+    """
     answers = [random_answers(seed, 8, 5) for seed in range(2)]
     answers[0][2:4] = 2  # both answers to a question are cut off
     runs = []
     for size in (0, 2, 1):
         c = constants_of(
-            *FOUR, *QUICK, "NUM_ITERATIONS=2", "NUM_BATCHES=2", "MASK_OVERLONG=True",
-            "SAMPLER_CORRECTION=2.0", f"TRAIN_MICRO_BATCH_SIZE={size}",
-        )  # fmt: skip
+            *FOUR,
+            *QUICK,
+            "NUM_ITERATIONS=2",
+            "NUM_BATCHES=2",
+            "MASK_OVERLONG=True",
+            "SAMPLER_CORRECTION=2.0",
+            f"TRAIN_MICRO_BATCH_SIZE={size}",
+        )
         llm, log = train(c, answers, points, tmp_path / str(size))
         runs.append((np.asarray(llm.params["table"]), log))
     (table, log), *others = runs
@@ -156,7 +179,9 @@ def test_gradient_passes_are_one_pass(tmp_path):
         np.testing.assert_allclose(other, table, rtol=0, atol=1e-6)  # a few roundings of float32
         for row, whole in zip(rows, log, strict=True):
             for name in row.keys() - {"seconds", "tokens_per_second", "memory_host_gib"}:
-                np.testing.assert_allclose(row[name], whole[name], rtol=2e-6, atol=1e-6, err_msg=name)
+                np.testing.assert_allclose(
+                    row[name], whole[name], rtol=2e-6, atol=1e-6, err_msg=name
+                )
 
 
 # --- an update that is not finite
@@ -164,7 +189,13 @@ def test_gradient_passes_are_one_pass(tmp_path):
 
 def test_a_run_goes_on_after_updates_that_were_not_finite_and_stops_beyond_the_limit(tmp_path):
     """A reward that is NaN poisons one gradient pass of the first step, and of the second."""
-    arguments = (*FOUR, *QUICK, "NUM_BATCHES=4", "SAVE_INTERVAL_STEPS=4", "TRAIN_MICRO_BATCH_SIZE=1")
+    arguments = (
+        *FOUR,
+        *QUICK,
+        "NUM_BATCHES=4",
+        "SAVE_INTERVAL_STEPS=4",
+        "TRAIN_MICRO_BATCH_SIZE=1",
+    )
     answers = [random_answers(seed, 8, 5) for seed in range(4)]
     answers[0][0] = answers[1][0] = 2
 
@@ -178,7 +209,12 @@ def test_a_run_goes_on_after_updates_that_were_not_finite_and_stops_beyond_the_l
     table = np.asarray(llm.params["table"])
     assert np.isfinite(table).all() and np.abs(table - TABLE).max() > 0.1
     with pytest.raises(settings.UserError, match=r"of step 2 is nan.*MAX_NONFINITE_UPDATES=1"):
-        train(constants_of(*arguments, "MAX_NONFINITE_UPDATES=1"), answers, poisoned, tmp_path / "stops")
+        train(
+            constants_of(*arguments, "MAX_NONFINITE_UPDATES=1"),
+            answers,
+            poisoned,
+            tmp_path / "stops",
+        )
 
 
 def test_the_guard_counts_updates_in_a_row():
@@ -186,7 +222,9 @@ def test_the_guard_counts_updates_in_a_row():
     nan, inf = float("nan"), float("inf")
     for loss, norm in ((nan, 1.0), (1.0, inf), (1.0, 1.0), (nan, nan), (inf, 1.0)):
         run.check_finite(4, {"loss": loss, "grad_norm": norm})
-    with pytest.raises(settings.UserError, match=r"the gradient norm of step 6 is inf; .*LEARNING_RATE="):
+    with pytest.raises(
+        settings.UserError, match=r"the gradient norm of step 6 is inf; .*LEARNING_RATE="
+    ):
         run.check_finite(5, {"loss": 1.0, "grad_norm": inf})
 
 
@@ -204,7 +242,8 @@ def test_max_grad_norm_bounds_the_gradient_or_is_off(limit, length, monkeypatch)
 
 
 def test_advantages_reach_the_update_and_are_clipped(fed, tmp_path):
-    answers = [np.array([[2, EOS, PAD], [5, EOS, PAD], [4, 5, EOS], [4, 5, EOS]])]  # rewards 3, 6, 10, 10
+    # rewards 3, 6, 10, 10
+    answers = [np.array([[2, EOS, PAD], [5, EOS, PAD], [4, 5, EOS], [4, 5, EOS]])]
     c = constants_of(*TWO, "ADVANTAGE=centered", "ADVANTAGE_CLIP=0.5")
     train(c, answers, sum, tmp_path)
     [(batch, *_)] = fed
@@ -240,7 +279,9 @@ def test_schedules_reach_the_sampler_the_update_and_the_log(fed, tmp_path):
     assert loop["beta"] == pytest.approx(betas[3], rel=1e-12)  # a resumed run goes on with it
 
 
-def test_a_batch_is_cut_in_all_that_has_a_value_per_token_and_trains_the_same(fed, tmp_path, monkeypatch):
+def test_a_batch_is_cut_in_all_that_has_a_value_per_token_and_trains_the_same(
+    fed, tmp_path, monkeypatch
+):
     answers = [random_answers(5, 4, 5) * (np.arange(5) < 2)]
     c = constants_of(*TWO, "TOTAL_GENERATION_STEPS=5", "NUM_ITERATIONS=2")
     whole, _ = train(c, answers, points, tmp_path / "whole")
@@ -268,7 +309,9 @@ def test_answers_drawn_ahead_are_those_of_the_weights_one_step_ago(fed, tmp_path
         assert prompt_ids[:, 0].tolist() == [2 + int(text) % 3 for text in asked[step]]
         np.testing.assert_array_equal(completion_ids, answers[step])
         expected = log_probs_by_hand(tables[max(step - 1, 0)], prompt_ids, completion_ids)
-        np.testing.assert_allclose(batch.sampler_log_prob[0], expected * (answers[step] != PAD), rtol=1e-5)
+        np.testing.assert_allclose(
+            batch.sampler_log_prob[0], expected * (answers[step] != PAD), rtol=1e-5
+        )
     assert [row["mismatch"] > 0.01 for row in log] == [False, True, True, True]
 
 
@@ -277,7 +320,9 @@ def test_answers_drawn_ahead_are_those_of_the_weights_one_step_ago(fed, tmp_path
 
 def tiny_llama(load, *constants):
     """Constants, and the tiny Llama; of the sizes of short_runs.SHORT, whose programs are there."""
-    c = constants_of("BATCH_SIZE=4", "NUM_GENERATIONS=4", "TOTAL_GENERATION_STEPS=28", *QUICK, *constants)
+    c = constants_of(
+        "BATCH_SIZE=4", "NUM_GENERATIONS=4", "TOTAL_GENERATION_STEPS=28", *QUICK, *constants
+    )
     folder, hf = llama.fetch_model("tiny_llama")
     return c, load(c, folder, hf, llama.load_tokenizer(folder))
 
@@ -292,7 +337,9 @@ def test_without_kl_there_is_no_reference_and_offloaded_it_is_not_on_the_device(
     for constants in (("BETA=0.0",), ("BETA=0.1",), ("BETA=0.1", "REFERENCE_OFFLOAD=True")):
         before = np.array([weights_in_memory(kind) for kind in ("device", "pinned_host")])
         _, llm = tiny_llama(load_llm, *constants)
-        used[constants] = np.array([weights_in_memory(kind) for kind in ("device", "pinned_host")]) - before
+        used[constants] = (
+            np.array([weights_in_memory(kind) for kind in ("device", "pinned_host")]) - before
+        )
         weights = sum(x.nbytes for x in jax.tree.leaves(llm.params))
         del llm
     none, kept, offloaded = used.values()
@@ -303,9 +350,11 @@ def test_without_kl_there_is_no_reference_and_offloaded_it_is_not_on_the_device(
 
 @pytest.mark.parametrize("rollouts", ["fresh", "one-step-ahead"])
 def test_sampler_ratio_and_reference_agree_while_the_weights_do(rollouts, tmp_path):
-    """At every temperature of the schedule; the update compiles once. Answers ahead are one update old.
+    """At every temperature of the schedule; the update compiles once. Answers ahead are one update
+    old.
 
-    The tiny Llama samples with the weights that train: its answers ahead are sampled before the update.
+    The tiny Llama samples with the weights that train: its answers ahead are sampled before the
+    update.
     """
     fresh = "NUM_ITERATIONS=2", "TEMPERATURE_END=0.25", "LEARNING_RATE=0.0"
     constants = fresh if rollouts == "fresh" else ("ROLLOUTS=one-step-ahead", "LEARNING_RATE=3e-3")

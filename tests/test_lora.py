@@ -1,4 +1,6 @@
-"""LoRA: frozen weights, two matrices beside each, merged where something else has to read the model."""
+"""LoRA: frozen weights, two matrices beside each, merged where something else has to read the
+model.
+"""
 
 import functools
 import re
@@ -26,8 +28,17 @@ from tools import convert_checkpoint as convert
 
 ALL = ",".join(lora.TARGETS)
 RANK, ALPHA = 4, 12.0
-RUN = ["LORA_RANK=4", "LORA_ALPHA=12.0", "NUM_BATCHES=4", "BATCH_SIZE=4", "NUM_GENERATIONS=4",
-       "SAVE_INTERVAL_STEPS=2", "WARMUP_FRACTION=0.0", "LEARNING_RATE=0.02", "SEED=3"]  # fmt: skip
+RUN = [
+    "LORA_RANK=4",
+    "LORA_ALPHA=12.0",
+    "NUM_BATCHES=4",
+    "BATCH_SIZE=4",
+    "NUM_GENERATIONS=4",
+    "SAVE_INTERVAL_STEPS=2",
+    "WARMUP_FRACTION=0.0",
+    "LEARNING_RATE=0.02",
+    "SEED=3",
+]
 
 
 @functools.cache  # nobody changes what is loaded
@@ -103,7 +114,8 @@ def test_only_the_named_weights_get_matrices():
     adapted, _ = lora.add_lora(base, mesh, config, 2, 1.0, "q_proj, o_proj", seed=0)
     paths = {path[-3:-1] for path in flat(adapted, nnx.LoRAParam)}
     assert paths == {("self_attention", "query"), ("self_attention", "out")}
-    assert lora.count_parameters(hf, 2, "q_proj,o_proj") == 3 * 2 * (96 + 96) * 2  # layers x rank x ...
+    # layers x rank x ...
+    assert lora.count_parameters(hf, 2, "q_proj,o_proj") == 3 * 2 * (96 + 96) * 2
 
 
 @pytest.fixture(scope="module")
@@ -113,14 +125,21 @@ def trained(tmp_path_factory):
     model, hf = llama.fetch_model(c.MODEL)
     tokenizer = llama.load_tokenizer(model)
     questions, source = read_data(c)["test"]
-    rows = prompts.make_prompts(c, questions[:16], source, tokenizer, False, folder / "too_long.csv")
+    rows = prompts.make_prompts(
+        c, questions[:16], source, tokenizer, False, folder / "too_long.csv"
+    )
     with run_folder.open_folder(c) as run:
         llm = load_llm(c, model, hf, tokenizer)
         log = train_llm(c, llm, run_grader.make_grader("", "", reward_func, rows), rows, run.path)
     # the sampler's merged weights are the trainer's W and A B; float32 in another order
     assert max(row["mismatch_max"] for row in log) < 1e-3
     how = sampling_config(c, "greedy", seed=jax.random.key(0))
-    return llm, folder / "run", rows, llm.rollout.generate([row["prompts"] for row in rows], how).text
+    return (
+        llm,
+        folder / "run",
+        rows,
+        llm.rollout.generate([row["prompts"] for row in rows], how).text,
+    )
 
 
 def test_only_a_and_b_change_and_the_reference_is_the_frozen_base_itself(trained):
@@ -138,7 +157,8 @@ def test_only_a_and_b_change_and_the_reference_is_the_frozen_base_itself(trained
     weights = [name for name in saved if name.startswith("weights")]
     assert len(weights) == 42 and all("_lora_" in name for name in weights)
     moments = [v.size for name, v in saved.items() if name.startswith("moments")]
-    assert sum(moments) < 2 * sum(saved[name].size for name in weights) + 20  # two moments, a few counters
+    # two moments, a few counters
+    assert sum(moments) < 2 * sum(saved[name].size for name in weights) + 20
 
 
 def test_the_merged_export_is_the_adapted_model(trained, empty_folder):
@@ -146,7 +166,8 @@ def test_the_merged_export_is_the_adapted_model(trained, empty_folder):
     convert.main([f"SOURCE={run_dir}", "TARGET=merged"])
     exported, mesh, *_ = load("merged")
     adapted = logits(llm.actor, mesh)
-    # float32: another order of sums, and the query weights once divided and multiplied by sqrt(head_dim)
+    # float32: another order of sums, and the query weights once divided and multiplied by
+    # sqrt(head_dim)
     np.testing.assert_allclose(logits(exported, mesh), adapted, atol=1e-3)
     assert np.abs(adapted - logits(load()[0], mesh)).max() > 0.5  # which the base model is not
 

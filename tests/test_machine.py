@@ -1,4 +1,6 @@
-"""Defaults that follow the machine, what it refuses, and a whole run on devices that refuse to be asked."""
+"""Defaults that follow the machine, what it refuses, and a whole run on devices that refuse to be
+asked.
+"""
 
 import contextlib
 import subprocess
@@ -40,7 +42,13 @@ def on(monkeypatch, platform, kind, count=1, **attributes):
 def test_a_card_gets_what_it_can_do_and_says_so_in_one_line(card, monkeypatch, capsys):
     """T4's own generation, Turing, has tensor cores for float16 and no bfloat16: Ampere (8.0) has."""
     row = machines.CARDS.get(card.removeprefix("8x"), {"name": card})
-    on(monkeypatch, "gpu", row["name"], 8 if card.startswith("8x") else 1, compute_capability=CARDS[card])
+    on(
+        monkeypatch,
+        "gpu",
+        row["name"],
+        8 if card.startswith("8x") else 1,
+        compute_capability=CARDS[card],
+    )
     c = start.for_this_machine(settings.read(demo.Constants, QWEN), QWEN)
     [said] = capsys.readouterr().out.splitlines()
     assert said.startswith(f"machine  {card}: ROLLOUT_ENGINE=maxtext (")
@@ -57,12 +65,17 @@ def test_a_card_gets_what_it_can_do_and_says_so_in_one_line(card, monkeypatch, c
 
 
 def test_the_batch_of_a_card_is_the_largest_that_was_compiled_and_fits(monkeypatch):
-    """The table is made up: of the batch of 16 a decode is too large, and a case is still to be compiled."""
+    """The table is made up: of the batch of 16 a decode is too large, and a case is still to be
+    compiled.
+    """
     monkeypatch.setattr(machines, "ASSETS", Path(__file__).parent / "golden" / "machine")
     for asked, batch in (
-        ("MACHINE=t4", 8), ("MACHINE=t4 LORA_RANK=0", 1), ("MACHINE=l4", 64),
-        ("MACHINE=t4 MODEL=Qwen/Qwen3-0.6B@main", 8), ("MACHINE=t4 MODEL=not/compiled", 64),
-    ):  # fmt: skip
+        ("MACHINE=t4", 8),
+        ("MACHINE=t4 LORA_RANK=0", 1),
+        ("MACHINE=l4", 64),
+        ("MACHINE=t4 MODEL=Qwen/Qwen3-0.6B@main", 8),
+        ("MACHINE=t4 MODEL=not/compiled", 64),
+    ):
         assert batch == settings.read(demo.Constants, [*QWEN, *asked.split()]).BATCH_SIZE, asked
 
 
@@ -71,15 +84,26 @@ def test_what_cannot_decode_is_refused_and_maxtext_itself_says_which_that_is(ker
     folder, hf = llama.fetch_model("tiny_llama")
     config = llama.to_maxtext_config(hf, rows=1, prompt_tokens=4, new_tokens=4, attention=kernel)
     adapter, _ = llama.load_llama(folder, hf, config, pad_id=0)
-    op = next(module for _, module in nnx.iter_modules(adapter.base) if isinstance(module, AttentionOp))
+    op = next(
+        module for _, module in nnx.iter_modules(adapter.base) if isinstance(module, AttentionOp)
+    )
     heads = ((1, hf.num_attention_heads), (256, hf.num_key_value_heads))
-    one, past = (jax.ShapeDtypeStruct((1, n, count, hf.head_dim), jnp.float32) for n, count in heads)
+    one, past = (
+        jax.ShapeDtypeStruct((1, n, count, hf.head_dim), jnp.float32) for n, count in heads
+    )
 
     def decode(query, key, value):
         return op.apply_attention(
-            query, key, value, None, None, None, MODEL_MODE_AUTOREGRESSIVE,
-            qk_product_einsum=jnp.einsum, wv_product_einsum=jnp.einsum,
-        )  # fmt: skip
+            query,
+            key,
+            value,
+            None,
+            None,
+            None,
+            MODEL_MODE_AUTOREGRESSIVE,
+            qk_product_einsum=jnp.einsum,
+            wv_product_einsum=jnp.einsum,
+        )
 
     for platform, attributes in (("tpu", {}), ("gpu", {"compute_capability": "8.0"})):
         here = SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)]))
@@ -89,13 +113,19 @@ def test_what_cannot_decode_is_refused_and_maxtext_itself_says_which_that_is(ker
             jax.eval_shape(decode, one, past, past)
         except ValueError as error:
             assert "Decode not supported" in str(error)
-            answer = pytest.raises(settings.UserError, match=f"^ATTENTION={kernel}: .*; use autoselected$")
+            answer = pytest.raises(
+                settings.UserError, match=f"^ATTENTION={kernel}: .*; use autoselected$"
+            )
         with monkeypatch.context() as patch:
             on(patch, platform, platform, **attributes)
             asked = [*QWEN, "ROLLOUT_ENGINE=maxtext"]
-            devices.check_machine(start.for_this_machine(settings.read(demo.Constants, asked), asked))
+            devices.check_machine(
+                start.for_this_machine(settings.read(demo.Constants, asked), asked)
+            )
             with answer:
-                devices.check_machine(settings.read(demo.Constants, [*asked, f"ATTENTION={kernel}"]))
+                devices.check_machine(
+                    settings.read(demo.Constants, [*asked, f"ATTENTION={kernel}"])
+                )
 
 
 @pytest.mark.parametrize(
@@ -104,25 +134,42 @@ def test_what_cannot_decode_is_refused_and_maxtext_itself_says_which_that_is(ker
 )
 def test_flash_needs_its_blocks_and_its_card(machine, length, refused):
     for kernel in ("autoselected", "dot_product"):
-        c = settings.read(demo.Constants, [*QWEN, f"ATTENTION={kernel}", "MAX_PROMPT_LENGTH=200",
-                                           f"TOTAL_GENERATION_STEPS={length - 200}"])  # fmt: skip
+        c = settings.read(
+            demo.Constants,
+            [
+                *QWEN,
+                f"ATTENTION={kernel}",
+                "MAX_PROMPT_LENGTH=200",
+                f"TOTAL_GENERATION_STEPS={length - 200}",
+            ],
+        )
         fault = machines.attention_fault(c, machines.parse_machine(machine))
         assert bool(fault) == (refused and kernel == "autoselected")
 
 
 def refuse(*arguments, **named):
-    raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: only supported for addressable PjRt devices.")
+    raise jax.errors.JaxRuntimeError(
+        "INVALID_ARGUMENT: only supported for addressable PjRt devices."
+    )
 
 
 def test_a_run_on_devices_that_are_elsewhere(tmp_path, monkeypatch):
-    """As those of Pathways' proxy they refuse what jaxlib has for PjRt devices alone; callbacks, too."""
+    """As those of Pathways' proxy they refuse what jaxlib has for PjRt devices alone; callbacks,
+    too.
+    """
     device, client = type(jax.devices()[0]), type(jax.devices()[0].client)
     for owner, names in {
         device: ["memory_stats", "live_buffers", "get_stream_for_external_ready_events"],
-        client: ["heap_profile", "unsafe_client_pointer", "make_python_callback_from_host_send_and_recv"],
+        client: [
+            "heap_profile",
+            "unsafe_client_pointer",
+            "make_python_callback_from_host_send_and_recv",
+        ],
         jaxlib._jax.ArrayImpl: ["unsafe_buffer_pointer", "__dlpack__"],
-        jax: ["pure_callback"], jax.debug: ["callback"], jax.experimental: ["io_callback"],
-    }.items():  # fmt: skip
+        jax: ["pure_callback"],
+        jax.debug: ["callback"],
+        jax.experimental: ["io_callback"],
+    }.items():
         for name in names:
             monkeypatch.setattr(owner, name, refuse, raising=False)
     initialized = []
@@ -141,5 +188,7 @@ def test_the_tools_are_ours_where_another_package_has_their_name(tmp_path):
     for name in ("__init__", "show_run"):
         (tmp_path / "tools" / f"{name}.py").write_text("raise SystemExit('the other one')")
     command = [sys.executable, settings.HERE / "tool.py", "show_run", "--help"]
-    done = subprocess.run(command, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
+    done = subprocess.run(
+        command, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
+    )
     assert done.returncode == 2 and "give a run's folder" in done.stderr

@@ -20,27 +20,48 @@ from run.run_files import read_log
 
 GSM8K = settings.HERE.parent.parent / "shared" / "data" / "gsm8k"
 
-OPTIONS = [*SHORT, "NUM_BATCHES=4", "EVAL_EVERY=2", "EVAL_QUESTIONS=4", "NUM_TEST_QUESTIONS=4",
-           "CHECKPOINT_DIR=elsewhere"]  # fmt: skip
-# What a resumed run could take up wrongly: half a batch, old log-probs, a schedule, questions asked again,
-# the weight of the KL, pass rates; and answers that were drawn with weights that are gone.
-STATEFUL = ["TRAIN_MICRO_BATCH_SIZE=2", "NUM_ITERATIONS=2", "TEMPERATURE=0.6", "TEMPERATURE_END=0.3",
-            "TARGET_KL=0.001", "ZERO_VARIANCE_GROUPS=refill", "MASK_OVERLONG=True",
-            "LOSS_AGG_MODE=token-mean", "ROLLOUTS=curriculum"]  # fmt: skip
+OPTIONS = [
+    *SHORT,
+    "NUM_BATCHES=4",
+    "EVAL_EVERY=2",
+    "EVAL_QUESTIONS=4",
+    "NUM_TEST_QUESTIONS=4",
+    "CHECKPOINT_DIR=elsewhere",
+]
+# What a resumed run could take up wrongly: half a batch, old log-probs, a schedule, questions asked
+# again, the weight of the KL, pass rates; and answers that were drawn with weights that are gone.
+STATEFUL = [
+    "TRAIN_MICRO_BATCH_SIZE=2",
+    "NUM_ITERATIONS=2",
+    "TEMPERATURE=0.6",
+    "TEMPERATURE_END=0.3",
+    "TARGET_KL=0.001",
+    "ZERO_VARIANCE_GROUPS=refill",
+    "MASK_OVERLONG=True",
+    "LOSS_AGG_MODE=token-mean",
+    "ROLLOUTS=curriculum",
+]
 AHEAD = ["ROLLOUTS=one-step-ahead", "SAMPLER_CORRECTION=2.0"]
 BETWEEN_TWO, IN_THE_LAST = "3 before its row", "4 while saving"
 
 
 def assert_same_end(whole, other, place="checkpoints"):
-    """Log (all but times and memory), answers, evaluations, result and weights of two runs, bit for bit."""
+    """Log (all but times and memory), answers, evaluations, result and weights of two runs, bit for
+    bit.
+    """
     logs = []
     for folder in (whole, other):
         rows = read_log(folder / "train_log.csv")
-        logs.append([
-            {name: repr(value) for name, value in row.items()
-             if not name.startswith(("memory", "seconds", "tokens_per"))}
-            for row in rows
-        ])  # fmt: skip
+        logs.append(
+            [
+                {
+                    name: repr(value)
+                    for name, value in row.items()
+                    if not name.startswith(("memory", "seconds", "tokens_per"))
+                }
+                for row in rows
+            ]
+        )
     steps = len(logs[0])
     assert [row["step"] for row in logs[0]] == [repr(step + 1.0) for step in range(steps)]
     assert logs[0] == logs[1] and steps in (4, 8) and len(logs[0][0]) > 25
@@ -48,14 +69,18 @@ def assert_same_end(whole, other, place="checkpoints"):
         lines = [(folder / name).read_text() for folder in (whole, other)]
         assert lines[0] == lines[1] and f'"step": {steps}' in lines[0]
     results = [json.loads((folder / "result.json").read_text()) for folder in (whole, other)]
-    assert results[0]["before"] == results[1]["before"] and results[0]["after"] == results[1]["after"]
+    assert (
+        results[0]["before"] == results[1]["before"] and results[0]["after"] == results[1]["after"]
+    )
     weights = [load_weights(folder, steps, place) for folder in (whole, other)]
     assert weights[0].keys() == weights[1].keys() and len(weights[0]) > 60
     for name in weights[0]:
         np.testing.assert_array_equal(weights[0][name], weights[1][name], err_msg=name)
 
 
-def test_ctrl_c_saves_says_how_to_go_on_and_the_run_ends_as_one_that_was_not_stopped(finished, tmp_path):
+def test_ctrl_c_saves_says_how_to_go_on_and_the_run_ends_as_one_that_was_not_stopped(
+    finished, tmp_path
+):
     process = start_run(tmp_path, *SHORT, "RUN_DIR=run")
     wait_for(lambda: saved_steps(tmp_path / "run"), process)
     process.send_signal(signal.SIGINT)
@@ -71,7 +96,9 @@ def test_ctrl_c_saves_says_how_to_go_on_and_the_run_ends_as_one_that_was_not_sto
 
 
 def moments_of_a_kill(monkeypatch, whole, kept):
-    """Copies what a run in `whole` has written, as a SIGKILL would leave it, at three moments a step."""
+    """Copies what a run in `whole` has written, as a SIGKILL would leave it, at three moments a
+    step.
+    """
 
     def copying(when, original):
         def called(self, *arguments):
@@ -85,9 +112,11 @@ def moments_of_a_kill(monkeypatch, whole, kept):
         return called
 
     def copy(name):
-        while name == BETWEEN_TWO and not (whole / "elsewhere/run/2").exists():  # a thread writes it
+        # a thread writes it
+        while name == BETWEEN_TWO and not (whole / "elsewhere/run/2").exists():
             time.sleep(0.01)
-        # Orbax is writing: what it renames in between is gone, as it is for whoever looks at the disk
+        # Orbax is writing: what it renames in between is gone, as it is for whoever looks at the
+        # disk
         with contextlib.suppress(shutil.Error):
             shutil.copytree(whole, kept / name, symlinks=True)
 
@@ -103,7 +132,9 @@ def moments_of_a_kill(monkeypatch, whole, kept):
         pytest.param(AHEAD, None, id="answers ahead, every moment", marks=pytest.mark.slow),
     ],
 )
-def test_killed_at_any_moment_and_resumed_ends_in_the_same_bits(options, moments, tmp_path, monkeypatch):
+def test_killed_at_any_moment_and_resumed_ends_in_the_same_bits(
+    options, moments, tmp_path, monkeypatch
+):
     """With the machine, only CHECKPOINT_DIR is left."""
     whole, kept, few = (tmp_path / name for name in ("whole", "kept", "few"))
     for folder in (whole, kept, few):
@@ -134,8 +165,16 @@ def test_killed_at_any_moment_and_resumed_ends_in_the_same_bits(options, moments
         assert_same_end(whole / "run", folder / "run", "../elsewhere/run")
 
 
-LEARNS = [*SHORT, "NUM_BATCHES=25", "NUM_TEST_QUESTIONS=128", "EVAL_EVERY=25", "LOG_ANSWERS_EVERY=25",
-          "SAVE_INTERVAL_STEPS=25", "SEED=5", "RUN_DIR=my run"]  # fmt: skip
+LEARNS = [
+    *SHORT,
+    "NUM_BATCHES=25",
+    "NUM_TEST_QUESTIONS=128",
+    "EVAL_EVERY=25",
+    "LOG_ANSWERS_EVERY=25",
+    "SAVE_INTERVAL_STEPS=25",
+    "SEED=5",
+    "RUN_DIR=my run",
+]
 
 
 def test_it_learns_and_leaves_a_report(empty_folder, capsys):
@@ -161,4 +200,6 @@ def test_real_gsm8k_runs_to_the_end(tmp_path):
     data = [f"DATASET={GSM8K}/train.jsonl", f"TEST_DATASET={GSM8K}/test.jsonl"]
     said = run_here(tmp_path, *data, *SHORT)
     assert "of 7,473 questions are longer than MAX_PROMPT_LENGTH=28" in said
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["after"]["answer_accuracy"] < 0.2
+    assert (
+        json.loads((tmp_path / "run" / "result.json").read_text())["after"]["answer_accuracy"] < 0.2
+    )

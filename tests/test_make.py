@@ -24,7 +24,9 @@ def make(tmp_path):
 
     def run(*words):
         command = ["make", f"PYTHON={sys.executable}", *words]
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
 
     return run
 
@@ -62,7 +64,9 @@ def test_an_environment_that_lost_its_programs_is_built_anew(make, tmp_path):
 
 
 def test_an_installation_that_fails_is_not_taken_for_done(make, tmp_path):
-    """Though its output goes through a pipe. Nothing is fetched: no builder, and a package that isn't."""
+    """Though its output goes through a pipe. Nothing is fetched: no builder, and a package that
+    isn't.
+    """
     (tmp_path / "requirements" / "build.txt").write_text("")
     line = f"one @ file:///nowhere/one-1-py3-none-any.whl --hash=sha256:{64 * '0'}\n"
     (tmp_path / "one.txt").write_text(line)

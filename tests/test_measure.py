@@ -37,7 +37,9 @@ def test_every_row_is_accepted_and_every_patch_fits(job):
             script = load(job.folder.name, one.script.stem)
             names = [word for word in one.arguments if word != "MNIST_PATH=PATH"]
             more = (getattr(script, name, None) for name in ("variants", "reinforce", "ppo"))
-            script.settings.read(next(m.Constants for m in (script, *more) if hasattr(m, "Constants")), names)
+            script.settings.read(
+                next(m.Constants for m in (script, *more) if hasattr(m, "Constants")), names
+            )
 
 
 @pytest.mark.parametrize("job", LABELLED, ids=lambda job: name_of(job.products()[0]))
@@ -45,11 +47,15 @@ def test_the_committed_table_has_the_rows_of_the_study(job):
     names = [name for name in job.rows()[0] if name not in run.NOT_COLUMNS]
     wanted = [tuple(str(row[name]) or "unchanged" for name in names) for row in job.rows()]
     lines = columns.read_csv(job.products()[0])
-    assert [*dict.fromkeys(tuple(line[name] or "unchanged" for name in names) for line in lines)] == wanted
+    assert [
+        *dict.fromkeys(tuple(line[name] or "unchanged" for name in names) for line in lines)
+    ] == wanted
 
 
 def test_what_is_out_of_date_is_marked_as_such():
-    """If this fails: remake what it names, or say so in the lab books: make figures MARK=True; make pages."""
+    """If this fails: remake what it names, or say so in the lab books: make figures MARK=True; make
+    pages.
+    """
     entries = lock.read()
     old = {name_of(path): why for _, path, why in run.stale(JOBS)}
     marked = {name for name, entry in entries.items() if "stale" in entry}
@@ -60,7 +66,9 @@ def test_what_is_out_of_date_is_marked_as_such():
 
 
 def test_a_changed_default_names_what_it_makes_stale_and_words_none(monkeypatch):
-    """As if TARGET_SYNC_INTERVAL were another: everything of the script, and the pictures of its tables."""
+    """As if TARGET_SYNC_INTERVAL were another: everything of the script, and the pictures of its
+    tables.
+    """
     entries = {}
     for job in JOBS:
         code, given = job.hashes()
@@ -90,12 +98,16 @@ def test_a_changed_default_names_what_it_makes_stale_and_words_none(monkeypatch)
 
 
 def test_a_table_is_what_the_script_gives_and_a_finished_run_is_not_repeated(tmp_path):
-    """A mistake is made in a copy and judged by the copy's own optimum, another one on the slippery floor."""
+    """A mistake is made in a copy and judged by the copy's own optimum, another one on the slippery
+    floor.
+    """
     name = "1_Q_Learning/assets/exercises.csv"
     [job] = [j for j in JOBS if name_of(j.products()[0]) == name]
     constants = f"{GIVEN} NUM_EPISODES=2_000 EPSILON_END=1.0"
-    rows = [{"changed": "", "constants": constants, "patches": patches}
-            for patches in ([], ["slippery", "visits_08"], ["mean"])]  # fmt: skip
+    rows = [
+        {"changed": "", "constants": constants, "patches": patches}
+        for patches in ([], ["slippery", "visits_08"], ["mean"])
+    ]
     job = dataclasses.replace(job, make=job.make | {"rows": rows, "seeds": 1})
     before = (ROOT / "1_Q_Learning" / "grid.py").read_text()
     run.make(job, {}, tmp_path, tmp_path / "runs", workers=2)
@@ -109,7 +121,8 @@ def test_a_table_is_what_the_script_gives_and_a_finished_run_is_not_repeated(tmp
     error = np.abs(Q - grid.value_iteration(c))
     assert plain == error.max() and int(lines[0]["pairs_off_by_0.01"]) == (error > 0.01).sum()
     assert float(lines[0]["return_of_last_1000_episodes"]) == log[-len(log) // 2 :, 2].mean()
-    assert slippery < 1 and mean > 50  # 5 and more against the optimum of the dry floor; without the patch 0
+    # 5 and more against the optimum of the dry floor; without the patch 0
+    assert slippery < 1 and mean > 50
     dates = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/result.json")}
     (tmp_path / name).unlink()
     run.make(job, {}, tmp_path, tmp_path / "runs", workers=1)
@@ -120,27 +133,46 @@ def test_a_table_is_what_the_script_gives_and_a_finished_run_is_not_repeated(tmp
 def test_a_place_on_this_machine_has_to_be_given(tmp_path):
     with pytest.raises(FileNotFoundError, match="PEER=PATH isn't there; give PEER=path"):
         run.filled(["PEER=PATH"], {})
-    assert run.filled(["PEER=PATH", "SEED=1"], {"PEER": str(tmp_path)}) == [f"PEER={tmp_path}", "SEED=1"]
+    assert run.filled(["PEER=PATH", "SEED=1"], {"PEER": str(tmp_path)}) == [
+        f"PEER={tmp_path}",
+        "SEED=1",
+    ]
 
 
 def test_seeds_side_by_side_by_hand(tmp_path):
     """Two seeds, three rows of the log."""
     (tmp_path / "constants.json").write_text('{"SEED": 7, "NUM_SEEDS": 2}')
     (tmp_path / "result.json").write_text('{"eval_return": [500.0, 20.0]}')
-    values = [(7, 1000, 10, 1), (7, 2000, 500, 5), (7, 3000, 500, 3), (8, 1000, 20, 2), (8, 2000, 30, 2),
-              (8, 3000, 40, 9)]  # fmt: skip
+    values = [
+        (7, 1000, 10, 1),
+        (7, 2000, 500, 5),
+        (7, 3000, 500, 3),
+        (8, 1000, 20, 2),
+        (8, 2000, 30, 2),
+        (8, 3000, 40, 9),
+    ]
     names = "seed", "env_step", "eval_return", "max_q"
-    run.write_csv(tmp_path / "log.csv", [dict(zip(names, row)) | {"discounted_return": 1} for row in values])
+    run.write_csv(
+        tmp_path / "log.csv", [dict(zip(names, row)) | {"discounted_return": 1} for row in values]
+    )
     figures = {"first_step_at_500": "first eval_return 500", "largest_max_q": "max max_q"}
     first, second = columns.seeds_side_by_side([tmp_path], **figures)
     assert first == {"seed": 7, "eval_return": 500.0, "first_step_at_500": 2000, "largest_max_q": 5}
-    assert second == {"seed": 8, "eval_return": 20.0, "first_step_at_500": "never", "largest_max_q": 9}
+    assert second == {
+        "seed": 8,
+        "eval_return": 20.0,
+        "first_step_at_500": "never",
+        "largest_max_q": 9,
+    }
     names = "env_step", "mean", "low", "high"
     band = columns.band([tmp_path], "max_q - discounted_return")
     at = [tuple(line[k] for k in names) for line in band]
     assert at == [("1000", 0.5, 0, 1), ("2000", 2.5, 1, 4), ("3000", 5, 2, 8)]
     means = columns.seeds_side_by_side([tmp_path], mean="mean eval_return", last="count env_step")
-    assert [(line["mean"], line["last"]) for line in means] == [(pytest.approx(1010 / 3), 3000), (30, 3000)]
+    assert [(line["mean"], line["last"]) for line in means] == [
+        (pytest.approx(1010 / 3), 3000),
+        (30, 3000),
+    ]
 
 
 @pytest.mark.parametrize("page", tables.all_pages(), ids=name_of)
@@ -156,14 +188,20 @@ def test_single_figures_of_sentences_are_those_of_the_tables(language):
         assert tables.cell(figure["says"], rows, "", "") in pages.text(folder, language), figure
 
 
-@pytest.mark.parametrize("job", [j for j in JOBS if "derive" in j.make], ids=lambda job: job.make["derive"])
+@pytest.mark.parametrize(
+    "job", [j for j in JOBS if "derive" in j.make], ids=lambda job: job.make["derive"]
+)
 def test_a_derived_table_follows_from_its_table(job):
     lines = getattr(columns, job.make["derive"])(*job.sources())
-    assert [{k: str(v) for k, v in line.items()} for line in lines] == columns.read_csv(job.products()[0])
+    assert [{k: str(v) for k, v in line.items()} for line in lines] == columns.read_csv(
+        job.products()[0]
+    )
 
 
 def test_differences_are_paired_by_seed_and_one_seed_has_no_interval():
     lines = pd.read_csv(ROOT / "5_GRPO_Maxtext" / "assets" / "methods.csv")
     what = "MaxRL", "GRPO, 0/1 reward", "pass_at_1"
-    assert methods.difference(lines.sample(frac=1, random_state=0), *what) == methods.difference(lines, *what)
+    assert methods.difference(lines.sample(frac=1, random_state=0), *what) == methods.difference(
+        lines, *what
+    )
     assert columns.mean_of_pairs(np.array([3.0])) == (3, 3, 3)

@@ -1,7 +1,7 @@
 """The mesh: every claim of mesh_and_axis_rules.py, on 8 virtual devices.
 
-jax's devices are fixed when it starts, and the other tests want one: so the script runs once in a process of
-its own, which hands back all it made.
+jax's devices are fixed when it starts, and the other tests want one: so the script runs once in a
+process of its own, which hands back all it made.
 """
 
 import contextlib
@@ -15,7 +15,8 @@ import short_runs
 
 from settings import HERE
 
-STRATEGIES = {  # written down once more, by hand: mesh (data, model); is it cut along (batch, embed, mlp)?
+# written down once more, by hand: mesh (data, model); is it cut along (batch, embed, mlp)?
+STRATEGIES = {
     "one device": ((1, 1), (None, None, None)),
     "data parallel": ((8, 1), ("data", None, None)),
     "tensor parallel": ((1, 8), (None, None, "model")),
@@ -27,7 +28,9 @@ B, E, M = 16, 16, 32
 
 
 def probed(folder):
-    """Runs the script with RUN_DIR=folder: its text, and what it made for each strategy, as NumPy arrays."""
+    """Runs the script with RUN_DIR=folder: its text, and what it made for each strategy, as NumPy
+    arrays.
+    """
     import mesh_and_axis_rules as script
 
     with contextlib.redirect_stdout(io.StringIO()) as text:
@@ -39,7 +42,9 @@ def probed(folder):
         }
     for name, result in llamas.items():
         strategy = script.STRATEGIES[name]
-        result["predicted"] = {k: script.shard_shape(*axes, strategy) for k, axes in result["axes"].items()}
+        result["predicted"] = {
+            k: script.shard_shape(*axes, strategy) for k, axes in result["axes"].items()
+        }
     return dict(text=text.getvalue(), layers=layers, llamas=llamas)
 
 
@@ -51,7 +56,9 @@ def probe(tmp_path_factory):
 
 
 def part(size, axis, mesh, device):
-    """The slice of a dimension that a device holds: its row of the mesh if cut along data, its column ..."""
+    """The slice of a dimension that a device holds: its row of the mesh if cut along data, its
+    column ...
+    """
     row, column = divmod(device, mesh[1])
     count, index = {"data": (mesh[0], row), "model": (mesh[1], column), None: (1, 0)}[axis]
     return slice(index * size // count, (index + 1) * size // count)
@@ -61,9 +68,12 @@ def part(size, axis, mesh, device):
 def test_every_shard_lies_where_the_rules_say(probe, name):
     mesh, (batch, embed, mlp) = STRATEGIES[name]
     shards = probe["layers"][name]["shards"]
-    whole = {array: pieces[0][1] for array, pieces in probe["layers"]["one device"]["shards"].items()}
+    whole = {
+        array: pieces[0][1] for array, pieces in probe["layers"]["one device"]["shards"].items()
+    }
     axes = {
-        "inputs": ((B, batch), (E, None if batch == embed else embed)),  # no mesh axis twice in an array
+        # no mesh axis twice in an array
+        "inputs": ((B, batch), (E, None if batch == embed else embed)),
         "weights": ((E, embed), (M, mlp)),
         "outputs": ((B, batch), (M, mlp)),
     }
@@ -96,7 +106,9 @@ def test_the_answer_is_that_of_numpy_by_hand(probe, name):
     }
     for key, value in probe["layers"][name]["results"].items():
         # float32: 2^-24 a product, 16 to 32 of them in a sum
-        np.testing.assert_allclose(value, expected[key], rtol=0, atol=3e-6 * np.abs(expected[key]).max())
+        np.testing.assert_allclose(
+            value, expected[key], rtol=0, atol=3e-6 * np.abs(expected[key]).max()
+        )
 
 
 def test_the_compiler_puts_in_the_collectives_that_the_strategy_needs(probe):
@@ -111,9 +123,10 @@ def test_the_compiler_puts_in_the_collectives_that_the_strategy_needs(probe):
         "both": ([], [(*of_weights, half + 4), (*of_inputs, inputs // 4 + 4)]),
         "FSDP": ([("all-gather", "data", weights)], [(*of_weights, weights + 4)]),
         "FSDP + tensor": (
-            [("all-gather", "data", half)], [(*of_weights, half + 4), (*of_inputs, inputs // 4 + 4)]
+            [("all-gather", "data", half)],
+            [(*of_weights, half + 4), (*of_inputs, inputs // 4 + 4)],
         ),
-    }  # fmt: skip
+    }
     for name, (forward, gradients) in needed.items():
         result = probe["layers"][name]
         assert sorted(result["forward"]) == forward, name
@@ -135,7 +148,8 @@ def test_the_ledger_counts_llama_8b(probe):
     assert ledger["both"] == total // 2
     assert ledger["FSDP"] == (total - norms) // 8 + norms
     assert ledger["FSDP + tensor"] == (total - norms) // 8 + norms // 2
-    assert ledger["both, three rules only"] == total - mlps // 2  # the notes' rules cut the MLPs only
+    # the notes' rules cut the MLPs only
+    assert ledger["both, three rules only"] == total - mlps // 2
     for cell in (
         "one device | 8,030,261,248 | 16.1 + 16.1 + 32.1 = 64.2 GB | 32.1 + 32.1 + 64.2 = 128.5 GB | none |",
         "both | 4,015,130,624 | 8.0 + 8.0 + 16.1 = 32.1 GB | 16.1 + 16.1 + 32.1 = 64.2 GB | v5p |",
@@ -147,12 +161,18 @@ def test_the_ledger_counts_llama_8b(probe):
 def test_maxtext_cuts_its_llama_by_the_same_rules(probe, name):
     llama, whole = probe["llamas"][name], probe["llamas"]["one device"]
     assert llama["shards"] == llama["predicted"] and len(llama["shards"]) == 30
-    assert llama["shards"]["decoder/layers_0/mlp/wi_0/kernel"] == {"both": (96, 128), "FSDP": (12, 256)}[name]
+    assert (
+        llama["shards"]["decoder/layers_0/mlp/wi_0/kernel"]
+        == {"both": (96, 128), "FSDP": (12, 256)}[name]
+    )
     assert all(whole["shards"][key] == tuple(shape) for key, (shape, _) in whole["axes"].items())
     # float32 sums in another order, as in test_load_llama.py
-    np.testing.assert_allclose(llama["logits"], whole["logits"], rtol=0, atol=1e-4 * whole["logits"].std())
+    np.testing.assert_allclose(
+        llama["logits"], whole["logits"], rtol=0, atol=1e-4 * whole["logits"].std()
+    )
     assert whole["forward"] == {} and llama["forward"]["all-gather"] > 0
-    assert ("all-reduce" in llama["forward"]) == (name == "both")  # halves of a product's sum are added
+    # halves of a product's sum are added
+    assert ("all-reduce" in llama["forward"]) == (name == "both")
 
 
 @pytest.mark.parametrize("language", pages.LANGUAGES)

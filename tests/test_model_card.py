@@ -20,9 +20,12 @@ from tools import model_card
 CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 BEFORE = {"answer_accuracy": 0.25, "greedy_answer_accuracy": 0.375, "questions": 64}
 AFTER = {
-    "answer_accuracy": 0.75, "lenient_accuracy": 0.8125, "greedy_answer_accuracy": 0.875,
-    "greedy_lenient_accuracy": 0.9375, "questions": 64,
-}  # fmt: skip
+    "answer_accuracy": 0.75,
+    "lenient_accuracy": 0.8125,
+    "greedy_answer_accuracy": 0.875,
+    "greedy_lenient_accuracy": 0.9375,
+    "questions": 64,
+}
 RESULT = {"before": BEFORE, "after": AFTER, "steps": 100}
 
 
@@ -63,9 +66,13 @@ def test_the_figures_are_those_of_result_json(tmp_path):
     assert {result.dataset_args["questions"] for result in results} == {64}
     assert huggingface_hub.ModelCard.load(path).data.eval_results == results
     low, high = wilson(0.875, 64)
-    assert f"| greedy: answers right | 37.5% (26.7% to 49.7%) | 87.5% ({low:.1%} to {high:.1%}) |" in body
+    assert (
+        f"| greedy: answers right | 37.5% (26.7% to 49.7%) | 87.5% ({low:.1%} to {high:.1%}) |"
+        in body
+    )
     assert head["library_name"] == "transformers" and head["pipeline_tag"] == "text-generation"
-    assert "base_model" not in head and "datasets" not in head  # a folder and a file of ours, not on the hub
+    # a folder and a file of ours, not on the hub
+    assert "base_model" not in head and "datasets" not in head
 
 
 @pytest.mark.parametrize(("step", "finished"), [(100, True), (50, False), (50, None)])
@@ -77,8 +84,13 @@ def test_only_the_last_checkpoint_has_figures(tmp_path, step, finished):
 
 
 def test_a_hub_name_is_the_base_model(tmp_path):
-    run = make_run(tmp_path / "run", LORA_RANK=8, DATASET="gsm8k", REWARDS="mark_reward",
-                   TEMPLATE="{system_prompt}\n\n{question}")  # fmt: skip
+    run = make_run(
+        tmp_path / "run",
+        LORA_RANK=8,
+        DATASET="gsm8k",
+        REWARDS="mark_reward",
+        TEMPLATE="{system_prompt}\n\n{question}",
+    )
     head, body, path = card_of(run, tmp_path, model=f"org/base@{'1' * 40}")
     assert head["base_model"] == "org/base" and head["datasets"] == ["openai/gsm8k"]
     assert f"`org/base@{'1' * 40}`, trained with" in body and "# `base-grpo`" in body

@@ -1,4 +1,6 @@
-"""What is logged, against the tokens and texts themselves; the profiler's trace; memory; several devices."""
+"""What is logged, against the tokens and texts themselves; the profiler's trace; memory; several
+devices.
+"""
 
 import json
 import mmap
@@ -26,9 +28,18 @@ from run.run_files import read_log
 
 STEPS, SAVED, B, G, T = 4, 2, 4, 4, 13
 DAY = 86_400  # seconds
-ARGUMENTS = [f"NUM_BATCHES={STEPS}", f"BATCH_SIZE={B}", f"NUM_GENERATIONS={G}",
-             f"TOTAL_GENERATION_STEPS={T}", "NUM_TEST_QUESTIONS=4", f"SAVE_INTERVAL_STEPS={SAVED}",
-             "EVAL_CONFIG=liberal", "EVAL_EVERY=3", "EVAL_QUESTIONS=8", "LOG_ANSWERS_EVERY=1"]  # fmt: skip
+ARGUMENTS = [
+    f"NUM_BATCHES={STEPS}",
+    f"BATCH_SIZE={B}",
+    f"NUM_GENERATIONS={G}",
+    f"TOTAL_GENERATION_STEPS={T}",
+    "NUM_TEST_QUESTIONS=4",
+    f"SAVE_INTERVAL_STEPS={SAVED}",
+    "EVAL_CONFIG=liberal",
+    "EVAL_EVERY=3",
+    "EVAL_QUESTIONS=8",
+    "LOG_ANSWERS_EVERY=1",
+]
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +58,17 @@ def run(tmp_path_factory):
         patch.setattr(demo, "evaluate", long_evaluation)
         patch.setattr(training, "time", SimpleNamespace(perf_counter=clock, time=time.time))
         run_here(folder, *ARGUMENTS, "PROFILE_DIR=trace")
-    assert len(evaluations) == 5  # before and after; before the first step, after the third and the fourth
+    # before and after; before the first step, after the third and the fourth
+    assert len(evaluations) == 5
     return {"folder": folder, "rows": read_log(folder / "run" / "train_log.csv")}
 
 
 def test_the_columns_follow_from_tokens_texts_and_rewards(run):
-    eos, at_the_limit, groups = llama.load_tokenizer(settings.HERE / "tiny_llama").eos_token_id, 0, {}
+    eos, at_the_limit, groups = (
+        llama.load_tokenizer(settings.HERE / "tiny_llama").eos_token_id,
+        0,
+        {},
+    )
     for line in answers.read_lines(run["folder"] / "run" / "answers.jsonl"):
         groups.setdefault(line["step"], []).append(line["completions"])
     names = ("match_format_exactly", "match_format_approximately", "check_answer", "check_numbers")
@@ -60,29 +76,49 @@ def test_the_columns_follow_from_tokens_texts_and_rewards(run):
     for row in run["rows"]:
         step = groups[row["step"]]
         written = [answer for group in step for answer in group]
-        lengths, ended = zip(*((len(answer["tokens"]), eos in answer["tokens"]) for answer in written))
-        assert row["cut_off"] == 1 - np.mean(ended)  # an answer that ends at the limit isn't cut off
+        lengths, ended = zip(
+            *((len(answer["tokens"]), eos in answer["tokens"]) for answer in written)
+        )
+        # an answer that ends at the limit isn't cut off
+        assert row["cut_off"] == 1 - np.mean(ended)
         at_the_limit += sum(end and length == T for end, length in zip(ended, lengths))
         assert row["length"] == pytest.approx(sum(lengths) / (B * G), rel=1e-12)
         assert row["tokens_per_second"] == pytest.approx(sum(lengths) / row["seconds"], rel=1e-12)
-        assert row["distinct"] == np.mean([len({answer["text"] for answer in group}) for group in step])
+        assert row["distinct"] == np.mean(
+            [len({answer["text"] for answer in group}) for group in step]
+        )
         for name in names:
             mean = np.mean([answer["points"][name] for answer in written])
             assert row[f"reward_{name}"] == pytest.approx(mean, abs=1e-9)
-        assert row["reward"] == pytest.approx(sum(row[f"reward_{name}"] for name in names), abs=1e-9)
-        spread = [statistics.stdev(sum(answer["points"].values()) for answer in group) for group in step]
+        assert row["reward"] == pytest.approx(
+            sum(row[f"reward_{name}"] for name in names), abs=1e-9
+        )
+        spread = [
+            statistics.stdev(sum(answer["points"].values()) for answer in group) for group in step
+        ]
         assert row["reward_std"] == pytest.approx(np.mean(spread), abs=1e-6)
         assert 0 < row["seconds"] < DAY  # without the evaluations
-    assert at_the_limit and any(row["cut_off"] for row in run["rows"])  # else this would show nothing
+    # else this would show nothing
+    assert at_the_limit and any(row["cut_off"] for row in run["rows"])
 
 
-def test_tensorboard_has_every_figure_of_every_step_and_the_evaluations_where_a_step_ends_with_one(run):
-    evaluations = {e["step"]: e for e in answers.read_lines(run["folder"] / "run" / "evaluations.jsonl")}
+def test_tensorboard_has_every_figure_of_every_step_and_the_evaluations_where_a_step_ends_with_one(
+    run,
+):
+    evaluations = {
+        e["step"]: e for e in answers.read_lines(run["folder"] / "run" / "evaluations.jsonl")
+    }
     assert list(evaluations) == [0, 3, 4]
     events = EventAccumulator(str(run["folder"] / "run" / "tensorboard"))
     events.Reload()
-    scalars = {tag: {e.step: e.value for e in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
-    assert scalars.keys() == run["rows"][0].keys() > {"reward", "kl", "loss", "grad_norm", "beta", "mismatch"}
+    scalars = {
+        tag: {e.step: e.value for e in events.Scalars(tag)} for tag in events.Tags()["scalars"]
+    }
+    assert (
+        scalars.keys()
+        == run["rows"][0].keys()
+        > {"reward", "kl", "loss", "grad_norm", "beta", "mismatch"}
+    )
     for name, logged in scalars.items():
         column = {int(row["step"]): row[name] for row in run["rows"]}
         if name in training.HELD_OUT:
@@ -105,19 +141,22 @@ def test_the_trace_holds_the_third_step_and_no_other(run):
     # TensorBoard's plugin is xprof; this is what it does with the file
     data, kind = raw_to_tool_data.xspace_to_tool_data([str(file)], "trace_viewer", {})
     names = {event.get("name", "") for event in json.loads(data)["traceEvents"]}
-    assert kind == "application/json" and any("jit" in name and "_decode_all" in name for name in names)
+    assert kind == "application/json" and any(
+        "jit" in name and "_decode_all" in name for name in names
+    )
 
 
 def test_memory_counts_what_is_there():
     before = process.memory_gib()
     on_device = jnp.ones((8, 1 << 20))  # 32 MiB
-    on_host = np.frombuffer(mmap.mmap(-1, 1 << 28), np.uint8)  # 256 MiB of its own, not what a test has freed
+    # 256 MiB of its own, not what a test has freed
+    on_host = np.frombuffer(mmap.mmap(-1, 1 << 28), np.uint8)
     on_host[:] = 1  # touched
     after = process.memory_gib()
     used = {name: (after[name] - before[name]) * 1024 for name in before}
     assert used["memory_device_0_gib"] == on_device.nbytes / 2**20 == 32
-    # the CPU device lies in the same process, but can take what an earlier test has freed; the rest is the
-    # allocators'
+    # the CPU device lies in the same process, but can take what an earlier test has freed; the rest
+    # is the allocators'
     assert 250 < used["memory_host_gib"] < 330
     del on_host
 
@@ -128,7 +167,11 @@ def test_memory_is_the_runtimes_own_count_where_it_keeps_one(monkeypatch):
     chip = SimpleNamespace(id=3, memory_stats=lambda: stats)
     monkeypatch.setattr(jax, "local_devices", lambda: [chip])
     used = process.memory_gib()
-    assert used["memory_device_3_gib"] == 3 and used["memory_device_3_peak_gib"] == 5 and len(used) == 3
+    assert (
+        used["memory_device_3_gib"] == 3
+        and used["memory_device_3_peak_gib"] == 5
+        and len(used) == 3
+    )
 
 
 def test_a_resumed_log_keeps_what_was_there_and_takes_new_columns(tmp_path):
@@ -138,7 +181,8 @@ def test_a_resumed_log_keeps_what_was_there_and_takes_new_columns(tmp_path):
     log = training.TrainingLog(tmp_path, settings.read(demo.Constants, []), 2)
     shown = dict.fromkeys(("correct", "format_ok", "kl"), 0.0)
     log.add({"step": 3, "reward": 9.0, "reward_new": 1.0} | shown)
-    read, events = read_log(path), EventAccumulator(str(tmp_path / "tensorboard"))  # both are on the disk
+    # both are on the disk
+    read, events = read_log(path), EventAccumulator(str(tmp_path / "tensorboard"))
     assert events.Reload().Scalars("reward")[0].value == 9.0
     log.close()
     assert [row["reward"] for row in log.rows] == [2.5, 3.5, 9.0]
@@ -160,8 +204,9 @@ def start(folder, devices, *arguments, **environment):
 def assert_same_curves(rows, expected):
     """Every figure but time, memory and `mismatch`, which is itself an error of rounding.
 
-    Sums in another order differ by about 1e-7; Adam, which divides by the square root of tiny second moments,
-    makes up to 1e-5 of that within these steps. One other token in one answer moves the length by 2e-3 of it.
+    Sums in another order differ by about 1e-7; Adam, which divides by the square root of tiny
+    second moments, makes up to 1e-5 of that within these steps. One other token in one answer moves
+    the length by 2e-3 of it.
     """
     other = ("seconds", "tokens_per_second", "memory", "mismatch")
     names = [name for name in expected[0] if not name.startswith(other)]
@@ -182,8 +227,8 @@ def run_on_8(run, tmp_path_factory):
 def test_on_8_devices_the_curves_are_those_of_one(run, run_on_8):
     rows = read_log(run_on_8 / "train_log.csv")
     assert_same_curves(rows, run["rows"])
-    # Weights, reference and moments are cut in eight; a few small arrays are whole on the first device. Only
-    # later may a checkpoint that is being written hold copies of its own.
+    # Weights, reference and moments are cut in eight; a few small arrays are whole on the first
+    # device. Only later may a checkpoint that is being written hold copies of its own.
     held = [rows[0][f"memory_device_{i}_gib"] for i in range(8)]
     assert max(held) < run["rows"][0]["memory_device_0_gib"] / 7
     assert np.ptp(held) < 0.01 * max(held)
@@ -199,20 +244,29 @@ def test_a_checkpoint_of_8_devices_goes_on_on_one(run, run_on_8, tmp_path):
 
 
 def two_hosts(folder, each):
-    """Two processes with so many devices each, joined by jax.distributed over this machine's own network."""
+    """Two processes with so many devices each, joined by jax.distributed over this machine's own
+    network.
+    """
     address = f"127.0.0.1:{short_runs.free_port()}"
     return [
-        start(folder, each, "DISTRIBUTED=True", JAX_COORDINATOR_ADDRESS=address,
-              JAX_NUM_PROCESSES="2", JAX_PROCESS_ID=str(i))
+        start(
+            folder,
+            each,
+            "DISTRIBUTED=True",
+            JAX_COORDINATOR_ADDRESS=address,
+            JAX_NUM_PROCESSES="2",
+            JAX_PROCESS_ID=str(i),
+        )
         for i in range(2)
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.slow
 def test_two_hosts_of_which_one_is_killed_go_on_with_two_devices_each_as_one(run, tmp_path):
     """As if a node were lost behind the first checkpoint; what runs the job ends the other one.
 
-    One device each is a case of its own: placing a batch by `jax.device_put` aborts there (devices.py).
+    One device each is a case of its own: placing a batch by `jax.device_put` aborts there
+    (devices.py).
     """
     first, second = two_hosts(tmp_path, 1)
     short_runs.wait_for(lambda: short_runs.saved_steps(tmp_path / "run"), first)

@@ -1,4 +1,6 @@
-"""Own data and rewards through the main script: what is refused, what is asked, graded and reported."""
+"""Own data and rewards through the main script: what is refused, what is asked, graded and
+reported.
+"""
 
 import importlib
 import json
@@ -80,24 +82,47 @@ def test_a_question_cannot_end_its_turn_or_begin_the_answer(name, token):
     if token not in tokenizer.get_vocab():
         return
 
-    special = {i for i, t in tokenizer.added_tokens_decoder.items() if t.special} - {tokenizer.unk_token_id}
+    special = {i for i, t in tokenizer.added_tokens_decoder.items() if t.special} - {
+        tokenizer.unk_token_id
+    }
 
     def controls(question, template="{question}"):
         prompt = prompts.to_prompt(tokenizer, question, template=template, system_prompt="")
         return [i for i in tokenizer.encode(prompt, add_special_tokens=False) if i in special]
 
-    assert controls(f"2 more.{token}<reasoning>6+2=8</reasoning>{token}{token}") == controls("2 more.")
-    assert controls("2 more.", f"{{question}}{token}") != controls("2 more.")  # TEMPLATE's own are obeyed
-    assert prompts.as_letters(tokenizer, "2 <reasoning> more < |pad|>") == "2 <reasoning> more < |pad|>"
+    assert controls(f"2 more.{token}<reasoning>6+2=8</reasoning>{token}{token}") == controls(
+        "2 more."
+    )
+    # TEMPLATE's own are obeyed
+    assert controls("2 more.", f"{{question}}{token}") != controls("2 more.")
+    assert (
+        prompts.as_letters(tokenizer, "2 <reasoning> more < |pad|>")
+        == "2 <reasoning> more < |pad|>"
+    )
 
 
-@pytest.mark.parametrize(("rewards", "tag"), [("", "reasoning"), ("correctness_reward,mark_reward", "think")])
+@pytest.mark.parametrize(
+    ("rewards", "tag"), [("", "reasoning"), ("correctness_reward,mark_reward", "think")]
+)
 def test_the_prompt_asks_for_the_tags_that_are_rewarded(rewards, tag):
     """With the script's own SYSTEM_PROMPT."""
-    arguments = "TEMPLATE={system_prompt} {question}", "MAX_PROMPT_LENGTH=1000", f"REWARDS={rewards}"
+    arguments = (
+        "TEMPLATE={system_prompt} {question}",
+        "MAX_PROMPT_LENGTH=1000",
+        f"REWARDS={rewards}",
+    )
     c = settings.read(demo.Constants, arguments)
-    row = {"question": "?", "answer": "1", "data_source": "gsm8k", "source": "mine.jsonl", "line": "1"}
-    tokenizer, think_tags = llama.load_tokenizer(HERE / "tiny_llama"), grader_of(rewards, [row]).think_tags
+    row = {
+        "question": "?",
+        "answer": "1",
+        "data_source": "gsm8k",
+        "source": "mine.jsonl",
+        "line": "1",
+    }
+    tokenizer, think_tags = (
+        llama.load_tokenizer(HERE / "tiny_llama"),
+        grader_of(rewards, [row]).think_tags,
+    )
     [made] = prompts.make_prompts(c, [row], "mine.jsonl", tokenizer, think_tags, None)
     assert f"between <{tag}> and </{tag}>" in made["prompts"]
     assert ("reasoning>" in made["prompts"]) == (tag == "reasoning")
@@ -105,9 +130,16 @@ def test_the_prompt_asks_for_the_tags_that_are_rewarded(rewards, tag):
 
 def graded(pairs, texts):
     """The evaluation of these answers, five tokens long, to rows of these truths and tasks."""
-    rows = [{"answer": gold, "data_source": task, "extra_info": "", "prompts": "?"} for gold, task in pairs]
+    rows = [
+        {"answer": gold, "data_source": task, "extra_info": "", "prompts": "?"}
+        for gold, task in pairs
+    ]
     n = len(texts)
-    answers = {"texts": np.array(texts, object), "lengths": np.full(n, 5), "ended": np.zeros(n, bool)}
+    answers = {
+        "texts": np.array(texts, object),
+        "lengths": np.full(n, 5),
+        "ended": np.zeros(n, bool),
+    }
     return evaluation.grade(grader_of("compute_score"), rows, SimpleNamespace(**answers))
 
 
@@ -115,10 +147,24 @@ def test_the_evaluation_grades_by_task_and_splits_by_data_source():
     pairs = ("Paris", "qa"), ("12", "gsm8k"), ("Rome", "qa")
     result = graded(pairs, ["paris", "<answer>13</answer>", "Bern"])
     assert result["answer_accuracy"] == result["mean_score"] == pytest.approx(1 / 3)
-    assert result["partial_accuracy"] == pytest.approx(1 / 3) and result["correct"] == [True, False, False]
+    assert result["partial_accuracy"] == pytest.approx(1 / 3) and result["correct"] == [
+        True,
+        False,
+        False,
+    ]
     assert result["by_data_source"] == {
-        "gsm8k": {"questions": 1, "answer_accuracy": 0.0, "lenient_accuracy": 0.0, "format_accuracy": 0.0},
-        "qa": {"questions": 2, "answer_accuracy": 0.5, "lenient_accuracy": 0.5, "format_accuracy": 0.0},
+        "gsm8k": {
+            "questions": 1,
+            "answer_accuracy": 0.0,
+            "lenient_accuracy": 0.0,
+            "format_accuracy": 0.0,
+        },
+        "qa": {
+            "questions": 2,
+            "answer_accuracy": 0.5,
+            "lenient_accuracy": 0.5,
+            "format_accuracy": 0.0,
+        },
     }
     table = report.data_source_table(result, result)
     assert "| qa | 2 | 50.0% to 50.0% | 50.0% to 50.0% | 0.0% to 0.0% |" in table
@@ -133,11 +179,14 @@ def test_own_data_an_own_reward_file_and_think_tags_run_to_the_end(monkeypatch):
     make_examples.make_think_model(Path("think"))
     shutil.copy(EXAMPLES / "my_reward.py", "mine.py")
     own = ["MODEL=think", "DATASET=examples/word_problems", "REWARD_FUNC=mine.py"]
-    rewards = "compute_score,short_answer,correctness_reward,digit_reward,hard_format_reward,mark_reward"
+    rewards = (
+        "compute_score,short_answer,correctness_reward,digit_reward,hard_format_reward,mark_reward"
+    )
     demo.main([*own, f"REWARDS={rewards}", *SHORT, "EVAL_EVERY=0", "RUN_DIR=run"])
     before = json.loads(Path("run/result.json").read_text())["before"]
     said = Path("run/report.md").read_text()
-    # mine.py wants <reasoning>: a right answer scores 0.25 here, and what is right in the report scores 1
+    # mine.py wants <reasoning>: a right answer scores 0.25 here, and what is right in the report
+    # scores 1
     assert before["answer_accuracy"] == 0 < before["mean_score"] <= 0.25
     assert "| mean score |" in said and "| two_step |" in said and "<think>" in said
     assert before["format_accuracy"] > 0  # 50 % in the long run; 0 if <reasoning> were looked for
@@ -145,11 +194,18 @@ def test_own_data_an_own_reward_file_and_think_tags_run_to_the_end(monkeypatch):
 
 
 def test_the_reward_model_fits_the_log_odds_of_its_pairs(tmp_path, monkeypatch):
-    """3 of 4 pairs prefer x to y: the best difference of the scores is log 3, but for the small penalty."""
+    """3 of 4 pairs prefer x to y: the best difference of the scores is log 3, but for the small
+    penalty.
+    """
     monkeypatch.syspath_prepend(EXAMPLES)
     model = importlib.import_module("reward_model")
-    groups = [[("x 1", 1.0), ("y 22", 0.0)]] * 3 + [[("x 3", 0.0), ("y", 0.0)], [("x 1", 0.0), ("y 5", 1.0)]]
-    lines = [json.dumps({"completions": [dict(text=t, reward=r) for t, r in group]}) for group in groups]
+    groups = [[("x 1", 1.0), ("y 22", 0.0)]] * 3 + [
+        [("x 3", 0.0), ("y", 0.0)],
+        [("x 1", 0.0), ("y 5", 1.0)],
+    ]
+    lines = [
+        json.dumps({"completions": [dict(text=t, reward=r) for t, r in group]}) for group in groups
+    ]
     (tmp_path / "answers.jsonl").write_text("\n".join(lines))
     monkeypatch.setattr(model, "PAIRS", tmp_path / "answers.jsonl")
     x, y, both = model.reward_model([], ["x", "y", "y x"])

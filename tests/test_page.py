@@ -1,4 +1,6 @@
-"""report.html without a browser: the data behind it, and that no text of a model leaves its place there."""
+"""report.html without a browser: the data behind it, and that no text of a model leaves its place
+there.
+"""
 
 import base64
 import csv
@@ -27,7 +29,9 @@ VERDICTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["verdi
 
 
 def inside(path):
-    """What is in a page's <style>, its data, and its <script>; an end of a tag in the data would add one."""
+    """What is in a page's <style>, its data, and its <script>; an end of a tag in the data would
+    add one.
+    """
     text = path.read_text(encoding="utf-8")
     [style] = re.findall("<style>(.*?)</style>", text, re.S)
     data, script = re.findall("<script[^>]*>(.*?)</script>", text, re.S)
@@ -54,32 +58,47 @@ def test_the_page_has_what_the_files_have(run, tmp_path):
         log = list(csv.DictReader(file))
     for name in ("reward", "kl", "correct_lenient"):
         assert data["columns"][name] == [None, *(float(row[name]) for row in log)]
-    evaluated = {e["step"]: e["answer_accuracy"] for e in answers.read_lines(run / "evaluations.jsonl")}
-    assert data["columns"]["held_out_correct"] == [evaluated.get(step) for step in data["columns"]["step"]]
+    evaluated = {
+        e["step"]: e["answer_accuracy"] for e in answers.read_lines(run / "evaluations.jsonl")
+    }
+    assert data["columns"]["held_out_correct"] == [
+        evaluated.get(step) for step in data["columns"]["step"]
+    ]
     assert [*evaluated] == [0, 4, 8]
     intervals = filter(None, data["intervals"]["held_out_correct"])
     for (low, high), share in zip(intervals, evaluated.values(), strict=True):
         for end in (low, high):  # where the share is 1.96 standard errors away
-            assert abs(end - share) == pytest.approx(1.959964 * math.sqrt(end * (1 - end) / 8), abs=1e-6)
+            assert abs(end - share) == pytest.approx(
+                1.959964 * math.sqrt(end * (1 - end) / 8), abs=1e-6
+            )
         assert low <= share <= high
     for when in ("before", "after"):
         result = json.loads((run / f"{when}.json").read_text())
-        assert data[when]["completions"] == result["completions"] and len(result["completions"]) == 16
+        assert (
+            data[when]["completions"] == result["completions"] and len(result["completions"]) == 16
+        )
         assert f"{result['lenient_accuracy']:.1%}" in str(data["summary"]["rows"])
     shipped = (HERE / "tiny_gsm8k" / "validation.jsonl").read_text().splitlines()[:8]
     questions = [json.loads(line)["question"] for line in shipped]
     assert [asked["question"] for asked in data["asked"]] == questions
 
-    command = f"python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py {shlex.join([*SHORT, 'RUN_DIR=run'])}"
+    command = (
+        f"python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py {shlex.join([*SHORT, 'RUN_DIR=run'])}"
+    )
     assert data["command"] == command and f"`{command}`" in (run / "report.md").read_text()
-    assert data["constants"] == json.loads((run / "constants.json").read_text()) and data["health"] == []
+    assert (
+        data["constants"] == json.loads((run / "constants.json").read_text())
+        and data["health"] == []
+    )
     ill = shutil.copytree(run, tmp_path / "ill", ignore=SMALL)
     shutil.copy(FOLDER / "kl.csv", ill / "train_log.csv")
     assert "kl" in [values["line"][0] for _, values in data_of(page.write(ill))["health"]]
 
 
 def test_the_report_names_the_best_evaluation_which_is_the_first_of_the_highest(run):
-    kept = [e for e in answers.read_lines(run / "evaluations.jsonl") if e["step"] in saved_steps(run)]
+    kept = [
+        e for e in answers.read_lines(run / "evaluations.jsonl") if e["step"] in saved_steps(run)
+    ]
     best = max(kept, key=lambda e: (e["answer_accuracy"], e["lenient_accuracy"]))["step"]
     words = f"Best on the 8 held-out questions: step {best}, "
     assert f"Of the checkpoints kept in run: {words}" in (run / "report.md").read_text()
@@ -87,8 +106,10 @@ def test_the_report_names_the_best_evaluation_which_is_the_first_of_the_highest(
     assert (name, values["best[step]"]) == ("best", str(best))
 
     shares = ((0.5, 0.9), (0.75, 0.8), (0.75, 0.9), (0.75, 0.9), (0.7, 1.0))
-    results = [{"step": 25 * i, "answer_accuracy": right, "lenient_accuracy": lenient, "questions": 8}
-               for i, (right, lenient) in enumerate(shares, 1)]  # fmt: skip
+    results = [
+        {"step": 25 * i, "answer_accuracy": right, "lenient_accuracy": lenient, "questions": 8}
+        for i, (right, lenient) in enumerate(shares, 1)
+    ]
     words = "step 75, 75.0% right, 90.0% by the last number (last: step 125: 70.0%, 100.0%)"
     assert words in evaluation.best(results)
 
@@ -103,27 +124,38 @@ def test_only_the_pages_own_script_may_run(run):
         digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
         assert policy.pop(directive) == f"'sha256-{digest}'"
     assert set(policy.values()) == {"'none'", "data:"}
-    # nothing is loaded, links lead to the course's own files: no address but that of SVG's name space
+    # nothing is loaded, links lead to the course's own files: no address but that of SVG's name
+    # space
     assert set(re.findall(r"https?://[^\"' )]+", text)) == {"http://www.w3.org/2000/svg"}
-    assert not re.search(r"<(link|img|iframe)|@import|url\(|innerHTML|insertAdjacent|document\.write", text)
+    assert not re.search(
+        r"<(link|img|iframe)|@import|url\(|innerHTML|insertAdjacent|document\.write", text
+    )
 
 
 def with_hostile_texts(folder):
     """Puts every text of HOSTILE where a model, a world or a data set writes."""
     texts = itertools.cycle(HOSTILE)
-    for path in map(folder.joinpath, ("answers.jsonl", "evaluations.jsonl", "before.json", "after.json")):
+    for path in map(
+        folder.joinpath, ("answers.jsonl", "evaluations.jsonl", "before.json", "after.json")
+    ):
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         for row in rows:
             if "reward" in row["completions"][0]:
                 row |= {"question": next(texts), "answer": next(texts), "data_source": next(texts)}
                 for answer in row["completions"]:
-                    answer |= {"text": next(texts), "picture": f"<svg viewBox='0 0 9 9'>{next(texts)}</svg>"}
+                    answer |= {
+                        "text": next(texts),
+                        "picture": f"<svg viewBox='0 0 9 9'>{next(texts)}</svg>",
+                    }
                     answer["pieces"] = [next(texts) for _ in answer["pieces"]]
                 continue
             for name in ("completions", "greedy_completions"):
                 row[name] = [HOSTILE[i % len(HOSTILE)] for i in range(len(row[name]))]
             for i, asked in enumerate(row["asked"]):
-                asked |= {"question": HOSTILE[(20 + i) % len(HOSTILE)], "answer": HOSTILE[i % len(HOSTILE)]}
+                asked |= {
+                    "question": HOSTILE[(20 + i) % len(HOSTILE)],
+                    "answer": HOSTILE[i % len(HOSTILE)],
+                }
                 asked["data_source"] = HOSTILE[20 + i % 2]
         path.write_text(answers.to_lines(rows))
     return page.write(folder)
@@ -132,9 +164,12 @@ def with_hostile_texts(folder):
 def test_hostile_texts_stay_inside_the_data(run, tmp_path):
     path = with_hostile_texts(shutil.copytree(run, tmp_path / "<b>run&amp;", ignore=SMALL))
     _, block, _ = inside(path)
-    assert block.isascii() and "<" not in block and not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", block)
+    assert (
+        block.isascii() and "<" not in block and not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", block)
+    )
     shown = [answer for group in json.loads(block)["groups"] for answer in group["completions"]]
-    assert set(HOSTILE) == {piece for answer in shown for piece in answer["pieces"]}  # and nothing is lost
+    # and nothing is lost
+    assert set(HOSTILE) == {piece for answer in shown for piece in answer["pieces"]}
 
 
 def test_a_run_that_is_still_going_has_a_page_too(run, tmp_path):
@@ -143,7 +178,8 @@ def test_a_run_that_is_still_going_has_a_page_too(run, tmp_path):
     shutil.copy(run / "before.json", tmp_path)
     evaluations = (run / "evaluations.jsonl").read_text()
     (tmp_path / "evaluations.jsonl").write_text(evaluations.splitlines()[0] + "\n")
-    assert data_of(page.write(tmp_path))["notes"] == []  # the one before training is not called the best
+    # the one before training is not called the best
+    assert data_of(page.write(tmp_path))["notes"] == []
     (tmp_path / "evaluations.jsonl").write_text(evaluations)
     rows = (run / "train_log.csv").read_text().splitlines(keepends=True)
     (tmp_path / "train_log.csv").write_text("".join(rows[:4]))  # a kill has cost the row of step 4
@@ -151,7 +187,10 @@ def test_a_run_that_is_still_going_has_a_page_too(run, tmp_path):
     (tmp_path / "answers.jsonl").write_text(text[: len(text) // 2])  # a line is being written
     data = data_of(page.write(tmp_path))
     assert 0 < len(data["groups"]) < text.count("\n") and "after" not in data
-    assert data["summary"]["header"] == ["before"] and data["headline"][0] == ["not_over", {"steps": "3"}]
+    assert data["summary"]["header"] == ["before"] and data["headline"][0] == [
+        "not_over",
+        {"steps": "3"},
+    ]
     assert data["columns"]["step"] == [0, 1, 2, 3, 4, 8]  # not the evaluation of step 4
     assert [bool(ends) for ends in data["intervals"]["held_out_correct"]] == [1, 0, 0, 0, 1, 1]
 
@@ -161,30 +200,41 @@ def test_a_large_run_leaves_steps_out_evenly_and_keeps_both_ends():
     assert page.thin(groups, 250_000) == groups and page.thin([], 10) == []
     steps = [group["step"] for group in page.thin(groups, 50_000)[::2]]
     assert steps == [*range(1, 100, 5), 100]  # of 200 groups
-    # of two steps that are too large one question in so many is kept; a "<" takes six bytes in the file
+    # of two steps that are too large one question in so many is kept; a "<" takes six bytes in the
+    # file
     groups = [{"step": step, "i": i, "text": "<" * 100} for step in (1, 2, 3) for i in range(50)]
     kept = page.thin(groups, 20_000)
-    assert [(g["step"], g["i"]) for g in kept] == [(step, i) for step in (1, 3) for i in range(0, 50, 4)]
+    assert [(g["step"], g["i"]) for g in kept] == [
+        (step, i) for step in (1, 3) for i in range(0, 50, 4)
+    ]
     assert page.thin(groups, -10) == [groups[0], groups[100]]
 
 
 def test_of_long_evaluations_the_same_questions_are_kept_in_all():
-    results = [{"step": i, "completions": [f"{k} " + "word " * 600 for k in range(512)]} for i in range(7)]
+    results = [
+        {"step": i, "completions": [f"{k} " + "word " * 600 for k in range(512)]} for i in range(7)
+    ]
     kept = page.fewer_questions(results)
     assert 0.8 * page.OF_QUESTIONS < len(page.to_json(kept)) < 1.01 * page.OF_QUESTIONS
     every = round(512 / len(kept[0]["completions"]))
-    assert kept == [{"step": one["step"], "completions": one["completions"][::every]} for one in results]
+    assert kept == [
+        {"step": one["step"], "completions": one["completions"][::every]} for one in results
+    ]
 
 
 def test_every_sentence_and_label_has_chinese_with_the_same_places():
     words = json.loads((page.WEB / "words.json").read_text("utf-8"))
-    pairs = [(one["en"], one["zh"]) for one in words["sentences"].values()] + list(words["labels"].items())
+    pairs = [(one["en"], one["zh"]) for one in words["sentences"].values()] + list(
+        words["labels"].items()
+    )
     for english, chinese in pairs:
         places = [sorted(re.findall("{.+?}", text)) for text in (english, chinese)]
         assert chinese and places[0] == places[1], english
 
 
-@pytest.mark.parametrize(("right", "wrong"), [(0, 0), (5, 0), (6, 0), (0, 6), (12, 3), (12, 4), (300, 260)])
+@pytest.mark.parametrize(
+    ("right", "wrong"), [(0, 0), (5, 0), (6, 0), (0, 6), (12, 3), (12, 4), (300, 260)]
+)
 def test_a_change_is_clear_if_chance_is_below_five_percent(right, wrong):
     n = right + wrong
     tail = sum(math.comb(n, k) for k in range(min(right, wrong) + 1)) / 2**n
@@ -199,7 +249,11 @@ def result(right, formed=20, number=None, step=0):
     counts = right, right if number is None else number, formed
     lists = [[i >= 20 - count for i in range(20)] for count in counts]
     shares = zip(("answer_accuracy", "lenient_accuracy", "format_accuracy"), map(np.mean, lists))
-    return dict(zip(("correct", "correct_lenient", "format_ok"), lists)) | dict(shares) | {"step": step}
+    return (
+        dict(zip(("correct", "correct_lenient", "format_ok"), lists))
+        | dict(shares)
+        | {"step": step}
+    )
 
 
 @pytest.mark.parametrize("case", VERDICTS, ids=lambda case: "-".join(case["said"]))
@@ -213,12 +267,16 @@ def test_the_headline_claims_what_was_measured(case):
 
 def test_a_dip_of_the_held_out_curve_says_whether_the_format_did_it():
     before = result(0), result(20, step=1)
-    [clear, chance] = evaluation.dips([*before, result(10, formed=10, number=20, step=2), result(9, step=3)])
+    [clear, chance] = evaluation.dips(
+        [*before, result(10, formed=10, number=20, step=2), result(9, step=3)]
+    )
     assert clear[:2] == (2, True) and list(clear[2].parts[1].values()) == ["2", "10", "10", "0"]
     assert chance[:2] == (3, False) and chance[2].parts[1]["form"] == "0"
 
 
-def test_two_runs_are_laid_over_each_other_unless_they_were_asked_other_questions(run, tmp_path, capsys):
+def test_two_runs_are_laid_over_each_other_unless_they_were_asked_other_questions(
+    run, tmp_path, capsys
+):
     other = shutil.copytree(run, tmp_path / "other", ignore=SMALL)
     constants = json.loads((run / "constants.json").read_text())
 

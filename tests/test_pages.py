@@ -1,4 +1,6 @@
-"""The pages of the course say what is so: links, quoted code, formulas, pictures, both languages, words."""
+"""The pages of the course say what is so: links, quoted code, formulas, pictures, both languages,
+words.
+"""
 
 import re
 
@@ -6,7 +8,8 @@ import pages
 import pytest
 from pages import CHINESE, ENGLISH, chinese_of, name_of
 
-FENCE = re.compile(r"^```.*?^```|``.+?``", re.M | re.S)  # blocks of code, and spans that show markup
+# blocks of code, and spans that show markup
+FENCE = re.compile(r"^```.*?^```|``.+?``", re.M | re.S)
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
 PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)]+)\)")
 
@@ -17,19 +20,25 @@ def prose(text):
 
 
 def anchors(page):
-    """What GitHub makes of headings: lower case, no punctuation, hyphens for spaces, -1 for a second one."""
+    """What GitHub makes of headings: lower case, no punctuation, hyphens for spaces, -1 for a
+    second one.
+    """
     found = []
     for heading in re.findall(r"^#+ +(.+?) *$", prose(page.read_text()), re.M):
         heading = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
         slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-        again = sum(re.fullmatch(rf"{re.escape(slug)}(-\d+)?", other) is not None for other in found)
+        again = sum(
+            re.fullmatch(rf"{re.escape(slug)}(-\d+)?", other) is not None for other in found
+        )
         found.append(f"{slug}-{again}" if again else slug)
     return found
 
 
 @pytest.mark.parametrize("page", pages.EVERY, ids=name_of)
 def test_every_link_resolves_with_its_anchor_in_the_pages_language(page):
-    """But for the first link, which leads to the other one. A page without a translation is everybody's."""
+    """But for the first link, which leads to the other one. A page without a translation is
+    everybody's.
+    """
     links = re.findall(r"\]\(([^)\s]+)\)", prose(page.read_text()))
     assert links
     for i, link in enumerate(link for link in links if not link.startswith("http")):
@@ -80,7 +89,9 @@ def test_a_picture_has_words_and_its_labels_are_in_the_pages_language(page):
 def test_every_page_has_both_languages():
     assert sorted(map(chinese_of, ENGLISH)) == sorted(CHINESE)
     for page in pages.ALL:
-        other = page.with_stem(page.stem.removesuffix("_ch")) if page in CHINESE else chinese_of(page)
+        other = (
+            page.with_stem(page.stem.removesuffix("_ch")) if page in CHINESE else chinese_of(page)
+        )
         third = page.read_text().split("\n")[2]
         assert third.startswith("> ") and f"]({other.name})" in third
 

@@ -1,4 +1,6 @@
-"""pass_at_k.py: the estimate against all choices of k answers, of real runs, and these against the grader."""
+"""pass_at_k.py: the estimate against all choices of k answers, of real runs, and these against the
+grader.
+"""
 
 import csv
 import itertools
@@ -22,7 +24,9 @@ def test_the_interval_is_that_of_the_mean():
     low, high = pass_at_k.interval(values, seed=1)
     half = 1.96 * values.std(ddof=1) / 20  # the normal approximation, good at 400 questions
     # 2,000 resamples place an end to about 4 % of the half width
-    assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.12 * half)
+    assert (low, high) == pytest.approx(
+        (values.mean() - half, values.mean() + half), abs=0.12 * half
+    )
     assert pass_at_k.interval(np.ones(9), seed=1) == (1, 1)
 
 
@@ -36,14 +40,20 @@ def test_counts_and_table_of_real_runs(finished, monkeypatch):
     generate = MaxTextRollout.generate
 
     def observed(self, prompts, config, **kwargs):
-        assert (config.temperature, config.top_k, config.top_p) == (1.0, -1, 1.0)  # the policy itself
+        # the policy itself
+        assert (config.temperature, config.top_k, config.top_p) == (1.0, -1, 1.0)
         output = generate(self, prompts, config, **kwargs)
         texts.extend(output.text)
         return output
 
     monkeypatch.setattr(MaxTextRollout, "generate", observed)
-    arguments = ["CHECKPOINT=seed_0,seed_1", f"SAMPLES={SAMPLES}", "BATCH_SIZE=4",
-                 f"NUM_QUESTIONS={NUM_QUESTIONS}", "RUN_DIR=out"]  # fmt: skip
+    arguments = [
+        "CHECKPOINT=seed_0,seed_1",
+        f"SAMPLES={SAMPLES}",
+        "BATCH_SIZE=4",
+        f"NUM_QUESTIONS={NUM_QUESTIONS}",
+        "RUN_DIR=out",
+    ]
     pass_at_k.main(arguments)
     shipped = (HERE / "tiny_gsm8k" / "test.jsonl").read_text().splitlines()[:NUM_QUESTIONS]
     gold = [json.loads(line)["answer"].split("#### ")[1] for line in shipped]
@@ -55,11 +65,16 @@ def test_counts_and_table_of_real_runs(finished, monkeypatch):
     assert len(rows) == 3 * 2 * 4
     for row in rows:
         model = ["untrained", "seed_0", "seed_1"].index(row["model"])
-        right = np.array([[readings[row["reading"]](text, answer) for text in answers]
-                          for answers, answer in zip(by_model[model], gold)])  # fmt: skip
+        right = np.array(
+            [
+                [readings[row["reading"]](text, answer) for text in answers]
+                for answers, answer in zip(by_model[model], gold)
+            ]
+        )
         k = int(row["k"])
         solved = [any(choice) for answers in right for choice in itertools.combinations(answers, k)]
-        assert float(row["pass_at_k"]) == pytest.approx(np.mean(solved), abs=1e-5)  # as it is rounded
+        # as it is rounded
+        assert float(row["pass_at_k"]) == pytest.approx(np.mean(solved), abs=1e-5)
         assert float(row["low"]) <= float(row["pass_at_k"]) <= float(row["high"])
         assert int(row["never_right"]) == (right.sum(axis=1) == 0).sum()
         assert (row["questions"], row["samples"]) == (str(NUM_QUESTIONS), str(SAMPLES))

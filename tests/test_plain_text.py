@@ -16,16 +16,23 @@ import settings
 from run import asked, health, plain_text, report, run_folder
 from tools import model_card, show_run
 
-TURNING = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}  # the direction of writing
+# the direction of writing
+TURNING = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 MARKS = {"\u200e", "\u200f", "\u061c"}
-EVIL = "\x1b[2J\u202egnp.exe\r\x9b1m\ud800"  # clears, hides an .exe, overwrites, colours, is no text
+# clears, hides an .exe, overwrites, colours, is no text
+EVIL = "\x1b[2J\u202egnp.exe\r\x9b1m\ud800"
 
 
 def obeyed(text):
     """The characters of a text that a terminal does more with than to show them."""
     kinds = ("Cc", "Cs", "Zl", "Zp")
-    return {c for c in text if (unicodedata.category(c) in kinds and c not in "\n\t")
-            or unicodedata.bidirectional(c) in TURNING or c in MARKS}  # fmt: skip
+    return {
+        c
+        for c in text
+        if (unicodedata.category(c) in kinds and c not in "\n\t")
+        or unicodedata.bidirectional(c) in TURNING
+        or c in MARKS
+    }
 
 
 def test_every_character_of_the_first_plane_is_judged_as_unicode_has_it():
@@ -62,7 +69,9 @@ def test_the_report_shows_an_answer_in_a_block_and_a_source_in_a_cell(finished, 
     for said in (capsys.readouterr().out, markdown):
         assert not obeyed(said) and "\\x1b[2J\\u202egnp.exe" in said
         [row] = [line for line in said.splitlines() if line.startswith("| a ")]
-        assert row.startswith(r"| a \| b\\\| \<!-- \\x1b[2J\\u202egnp.exe") and row.count(" | ") == 4
+        assert (
+            row.startswith(r"| a \| b\\\| \<!-- \\x1b[2J\\u202egnp.exe") and row.count(" | ") == 4
+        )
         assert "KL not measured (BETA=0)" in said
     block = markdown.partition("````\n")[2].partition("\n````")[0]
     assert block.count("# taken over") == markdown.count("# taken over") == 4
@@ -75,12 +84,16 @@ def test_inference_prints_questions_answers_and_votes_that_do_nothing(capsys):
     for before in ({}, {"before": answers}):
         asked.show([row | before | {"after": answers}], grader)
         said = capsys.readouterr().out
-        assert not obeyed(said) and "gnp.exe" in said and "right: \\x1b[2J" in said.replace("\n", "")
+        assert (
+            not obeyed(said) and "gnp.exe" in said and "right: \\x1b[2J" in said.replace("\n", "")
+        )
 
 
 def test_names_from_the_folder_of_a_run_do_nothing(tmp_path, monkeypatch, capsys):
     """A run's folder can be anybody's: its constants are printed, too."""
-    monkeypatch.setattr(health, "history", lambda *_: iter([health.Sentence("at_step", step=1, line=EVIL)]))
+    monkeypatch.setattr(
+        health, "history", lambda *_: iter([health.Sentence("at_step", step=1, line=EVIL)])
+    )
     constants = settings.defaults(demo.Constants, "laptop") | {"DATASET": EVIL}
     (tmp_path / "constants.json").write_text(json.dumps(constants))
     (tmp_path / "train_log.csv").write_text("step\n1\n")
@@ -96,4 +109,7 @@ def test_an_error_shows_what_it_quotes(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["grpo.py"])
     with pytest.raises(SystemExit):
         settings.exit_on_error(main)
-    assert capsys.readouterr().err == "error: DATASET=\\x1b[2J\\u202egnp.exe\\r\\x9b1m\\ud800: no such file\n"
+    assert (
+        capsys.readouterr().err
+        == "error: DATASET=\\x1b[2J\\u202egnp.exe\\r\\x9b1m\\ud800: no such file\n"
+    )

@@ -10,9 +10,20 @@ from flax import nnx
 from folders import flat, forward, learning_rates, load, of_sgd
 from tensorflow_probability.substrates.jax import distributions as tfd
 
-ppo, pendulum, environments = (load("3_Pendulum", name) for name in ("ppo", "pendulum", "environments"))
-SMALL = ["NUM_ENVS=3", "ROLLOUT_STEPS=50", "MINIBATCH_SIZE=150", "NUM_EPOCHS=1", "HIDDEN_SIZE=16",
-         "EVAL_INTERVAL=300", "NUM_STEPS=600", "GAMMA=0.99", "CLIP_EPSILON=0.2"]  # fmt: skip
+ppo, pendulum, environments = (
+    load("3_Pendulum", name) for name in ("ppo", "pendulum", "environments")
+)
+SMALL = [
+    "NUM_ENVS=3",
+    "ROLLOUT_STEPS=50",
+    "MINIBATCH_SIZE=150",
+    "NUM_EPOCHS=1",
+    "HIDDEN_SIZE=16",
+    "EVAL_INTERVAL=300",
+    "NUM_STEPS=600",
+    "GAMMA=0.99",
+    "CLIP_EPSILON=0.2",
+]
 
 
 @pytest.fixture(params=[ppo, pendulum], ids=["ppo", "pendulum"], scope="module")
@@ -22,7 +33,9 @@ def script(request):
 
 def small(script, *arguments):
     """What a figure below depends on is given: what the defaults are doesn't matter."""
-    sigma = ["SIGMA_START=2", "SIGMA_MIN=0.05", "BETA=0", "LEARNING_RATE_END=0"] * (script is pendulum)
+    sigma = ["SIGMA_START=2", "SIGMA_MIN=0.05", "BETA=0", "LEARNING_RATE_END=0"] * (
+        script is pendulum
+    )
     return script.settings.read(script.Constants, [*SMALL, *sigma, *arguments])
 
 
@@ -43,7 +56,10 @@ def moved_batch(script, actor, size=4096):
     obs = jnp.array(rng.normal(size=(size, len(scale))) * scale, jnp.float32)
     now = script.policy(actor, obs)
     if script is ppo:
-        old, distribution = tfd.Categorical(logits=now.logits + 0.3 * rng.normal(size=(size, 2))), {}
+        old, distribution = (
+            tfd.Categorical(logits=now.logits + 0.3 * rng.normal(size=(size, 2))),
+            {},
+        )
     else:
         old = tfd.Normal(now.loc - 0.3, 1.3 * now.scale)
         distribution = {"mean": old.loc, "sigma": old.scale}
@@ -70,12 +86,16 @@ def test_the_policy_by_hand(script, scaled):
 
 
 def brute_force_gae(reward, value, next_value, terminated, truncated, gamma, lam):
-    """Arrays [N, T]; each advantage as its own sum: sum_k (gamma lambda)^k delta_{t+k}, up to the end."""
+    """Arrays [N, T]; each advantage as its own sum: sum_k (gamma lambda)^k delta_{t+k}, up to the
+    end.
+    """
     advantage = np.zeros(reward.shape)
     for n, t in np.ndindex(reward.shape):
         for i in range(t, reward.shape[1]):
             future = 0.0 if terminated[n, i] else next_value[n, i]
-            advantage[n, t] += (gamma * lam) ** (i - t) * (reward[n, i] + gamma * future - value[n, i])
+            advantage[n, t] += (gamma * lam) ** (i - t) * (
+                reward[n, i] + gamma * future - value[n, i]
+            )
             if terminated[n, i] or truncated[n, i]:
                 break
     return advantage
@@ -83,7 +103,9 @@ def brute_force_gae(reward, value, next_value, terminated, truncated, gamma, lam
 
 @pytest.mark.parametrize("gamma, lam", [(0.98, 0.85), (0.9, 1.0), (0.99, 0.0), (0.0, 0.5)])
 def test_gae_equals_the_brute_force_sum(script, gamma, lam):
-    """Ends of both kinds, at times both at once; next values that differ from the next row's at every end."""
+    """Ends of both kinds, at times both at once; next values that differ from the next row's at
+    every end.
+    """
     rng = np.random.default_rng(int(100 * lam))
     reward, value, other = rng.normal(size=(3, 3, 40)).astype(np.float32)
     terminated, truncated = rng.random((2, 3, 40)) < 0.1
@@ -93,7 +115,9 @@ def test_gae_equals_the_brute_force_sum(script, gamma, lam):
     arrays = reward, value, next_value, terminated, truncated
     # float32 sums of up to 40 terms of size about 1
     by_hand = brute_force_gae(*arrays, gamma, lam)
-    np.testing.assert_allclose(script.gae(*map(jnp.asarray, arrays), gamma, lam), by_hand, atol=1e-5)
+    np.testing.assert_allclose(
+        script.gae(*map(jnp.asarray, arrays), gamma, lam), by_hand, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("normalize", [True, False])
@@ -126,16 +150,25 @@ def test_the_figures_of_a_moved_policy_by_hand(script):
     expected = {"approx_kl": (ratio - 1 - log_ratio).mean(), "entropy": now.entropy().mean()}
     if script is pendulum:  # the two directions of the KL differ by a quarter here
         expected |= {"sigma": now.scale.mean(), "kl": tfd.kl_divergence(old, now).mean()}
-    figures = {name: float(figure) for name, figure in script.compare_policies(c, actor, batch).items()}
-    assert figures.pop("clip_fraction") == pytest.approx((np.abs(ratio - 1) > 0.2).mean(), abs=2 / 4096)
-    assert figures == pytest.approx({name: float(x) for name, x in expected.items()}, rel=1e-3)  # float32
+    figures = {
+        name: float(figure) for name, figure in script.compare_policies(c, actor, batch).items()
+    }
+    assert figures.pop("clip_fraction") == pytest.approx(
+        (np.abs(ratio - 1) > 0.2).mean(), abs=2 / 4096
+    )
+    # float32
+    assert figures == pytest.approx({name: float(x) for name, x in expected.items()}, rel=1e-3)
 
 
 def test_the_torque_starts_wide_and_centred_and_keeps_to_its_limits():
-    """SIGMA_START far above the limits, too: the inverse of softplus must not overflow, as e^800 does."""
+    """SIGMA_START far above the limits, too: the inverse of softplus must not overflow, as e^800
+    does.
+    """
     obs = jnp.array(np.random.default_rng(0).normal(size=(1000, 3)) * [1, 1, 8], jnp.float32)
     for start in (0.06, 2.0, 800.0):
-        actor, _ = pendulum.make_networks(small(pendulum, f"SIGMA_START={start}"), *[jax.random.key(0)] * 2)
+        actor, _ = pendulum.make_networks(
+            small(pendulum, f"SIGMA_START={start}"), *[jax.random.key(0)] * 2
+        )
         policy = pendulum.policy(actor, obs)
         # the output layer has a tenth of the usual size
         assert np.abs(policy.loc).max() < 0.5
@@ -152,10 +185,15 @@ def test_the_learning_rates(script, share):
     arguments = ["NUM_STEPS=1500", "NUM_EPOCHS=2", *falling]  # 20 updates
     c, agent = small(script, *arguments), agent_of(script, *arguments)
     for name, rate in (("actor", c.ACTOR_LEARNING_RATE), ("critic", c.CRITIC_LEARNING_RATE)):
-        rates, optimizer = learning_rates(getattr(agent, f"{name}_optimizer"), getattr(agent, name), 21)
+        rates, optimizer = learning_rates(
+            getattr(agent, f"{name}_optimizer"), getattr(agent, name), 21
+        )
         # differences of float32
-        np.testing.assert_allclose(rates, rate * np.linspace(1, share, 21), rtol=1e-2, atol=1e-3 * rate)
-        if script is pendulum:  # Adam's first moment is the mean of the shortened gradients, here all alike
+        np.testing.assert_allclose(
+            rates, rate * np.linspace(1, share, 21), rtol=1e-2, atol=1e-3 * rate
+        )
+        # Adam's first moment is the mean of the shortened gradients, here all alike
+        if script is pendulum:
             mean = np.linalg.norm(flat(optimizer.opt_state[1][0].mu)) / (1 - 0.9**21)
             assert mean == pytest.approx(c.MAX_GRAD_NORM, rel=1e-4)  # float32
 
@@ -180,16 +218,23 @@ def test_a_rollout_is_what_its_policy_played_and_its_critic_said(script):
     for found, obs in ((rollout.value, t.obs), (rollout.next_value, t.next_obs)):
         value = factor * outputs(script, agent.critic, obs)[..., 0]
         np.testing.assert_allclose(found, value, rtol=1e-3, atol=1e-4)  # float32
-    if script is pendulum:  # torques of a normal around 0 with sigma 2: a third beyond the limits, as drawn
-        np.testing.assert_allclose([rollout.mean, rollout.sigma], [policy.loc, policy.scale], atol=1e-4)
-        assert 0.2 < (np.abs(t.action) > 2).mean() < 0.45 and len(np.unique(t.action)) == t.action.size
+    # torques of a normal around 0 with sigma 2: a third beyond the limits, as drawn
+    if script is pendulum:
+        np.testing.assert_allclose(
+            [rollout.mean, rollout.sigma], [policy.loc, policy.scale], atol=1e-4
+        )
+        assert (
+            0.2 < (np.abs(t.action) > 2).mean() < 0.45 and len(np.unique(t.action)) == t.action.size
+        )
     ended, steps = t.terminated | t.truncated, np.asarray(following.env_state.steps)
     assert t.truncated[1, 2] and ended[1, :3].sum() == 1
     on = ~ended[:, :-1]
     np.testing.assert_array_equal(t.obs[:, 1:][on], t.next_obs[:, :-1][on])
     # the true last one, then a new episode
     assert (t.obs[:, 1:] != t.next_obs[:, :-1]).any(axis=-1)[~on].all()
-    np.testing.assert_array_equal(following.env_state.obs[~ended[:, -1]], t.next_obs[:, -1][~ended[:, -1]])
+    np.testing.assert_array_equal(
+        following.env_state.obs[~ended[:, -1]], t.next_obs[:, -1][~ended[:, -1]]
+    )
     earned = np.zeros(3)
     for i in range(50):
         earned = earned + t.reward[:, i]
@@ -199,7 +244,9 @@ def test_a_rollout_is_what_its_policy_played_and_its_critic_said(script):
 
 
 def test_an_update_by_hand(script):
-    """One mini-batch, plain SGD: at a ratio of 1 the actor climbs A log pi, the critic nears its targets."""
+    """One mini-batch, plain SGD: at a ratio of 1 the actor climbs A log pi, the critic nears its
+    targets.
+    """
     before, rng = agent_of(script), jax.random.key(5)
     after, figures = program(script, "update")(of_sgd(before, **RATES[script]), rng)
     _, rollout = program(script, "collect")(before, jax.random.split(rng)[0])

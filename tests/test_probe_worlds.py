@@ -13,7 +13,8 @@ pendulum, environments = load("3_Pendulum", "pendulum"), load("3_Pendulum", "env
 
 
 def world(kinds, width, reward, ends_after=1, truncates=False):
-    """A world of `ends_after` steps; the observation is (x, step, 0, ...), and x is 1 or -1 by chance.
+    """A world of `ends_after` steps; the observation is (x, step, 0, ...), and x is 1 or -1 by
+    chance.
 
     Where the world `truncates`, what comes after the cut is the same world again.
     """
@@ -28,7 +29,10 @@ def world(kinds, width, reward, ends_after=1, truncates=False):
 
     def step(state, action):
         ended = state.steps + 1 >= ends_after
-        earned, obs = jnp.float32(reward(state, action)), state.obs.at[1].add(0.0 if truncates else 1.0)
+        earned, obs = (
+            jnp.float32(reward(state, action)),
+            state.obs.at[1].add(0.0 if truncates else 1.0),
+        )
         following = state_of(obs, state.steps + 1, state.episode_return + earned)
         kind = ended & (not truncates), ended & truncates
         return following, kinds.Transition(state.obs, action, earned, obs, *kind)
@@ -51,7 +55,10 @@ def probed():
         """`best` is a reward of x and the action."""
         words = f"GAMMA=0.5 HIDDEN_SIZE=16 SCALE_OBSERVATIONS=False {arguments}".split()
         c = script.settings.read(script.Constants, words)
-        given = [*(known for known, _ in WORLDS.values()), dict(reward=lambda s, a: best(s.obs[0], a))]
+        given = [
+            *(known for known, _ in WORLDS.values()),
+            dict(reward=lambda s, a: best(s.obs[0], a)),
+        ]
         resets, steps = zip(*(world(kinds, width, **known) for known in given))
         rows = dqn.num_rows(c) if script is dqn else c.NUM_STEPS // c.EVAL_INTERVAL
 
@@ -77,15 +84,25 @@ def probed():
         return {name: unstack(agents, i) for i, name in enumerate([*WORLDS, "actions"])}
 
     return {
-        dqn: train_all(dqn, cart_pole, 4, lambda x, a: x * (2.0 * a - 1),
-                       "NUM_STEPS=4400 LEARNING_STARTS=400 EVAL_INTERVAL=4000 N_STEPS=2 "
-                       "REPLAY_CAPACITY=1000 TARGET_SYNC_INTERVAL=20 TRAIN_INTERVAL=2 BATCH_SIZE=64 "
-                       "EPSILON_START=1 EPSILON_END=1 LEARNING_RATE=1e-3 LEARNING_RATE_END=0"),
-        pendulum: train_all(pendulum, environments, 3, lambda x, a: -((a - x) ** 2),
-                            "NUM_STEPS=12_000 EVAL_INTERVAL=12_000 NUM_ENVS=8 ROLLOUT_STEPS=125 "
-                            "GAE_LAMBDA=0.85 NUM_EPOCHS=10 MINIBATCH_SIZE=50 ACTOR_LEARNING_RATE=1e-3 "
-                            "CRITIC_LEARNING_RATE=3e-3 LEARNING_RATE_END=0 BETA=0 SIGMA_START=2"),
-    }  # fmt: skip
+        dqn: train_all(
+            dqn,
+            cart_pole,
+            4,
+            lambda x, a: x * (2.0 * a - 1),
+            "NUM_STEPS=4400 LEARNING_STARTS=400 EVAL_INTERVAL=4000 N_STEPS=2 "
+            "REPLAY_CAPACITY=1000 TARGET_SYNC_INTERVAL=20 TRAIN_INTERVAL=2 BATCH_SIZE=64 "
+            "EPSILON_START=1 EPSILON_END=1 LEARNING_RATE=1e-3 LEARNING_RATE_END=0",
+        ),
+        pendulum: train_all(
+            pendulum,
+            environments,
+            3,
+            lambda x, a: -((a - x) ** 2),
+            "NUM_STEPS=12_000 EVAL_INTERVAL=12_000 NUM_ENVS=8 ROLLOUT_STEPS=125 "
+            "GAE_LAMBDA=0.85 NUM_EPOCHS=10 MINIBATCH_SIZE=50 ACTOR_LEARNING_RATE=1e-3 "
+            "CRITIC_LEARNING_RATE=3e-3 LEARNING_RATE_END=0 BETA=0 SIGMA_START=2",
+        ),
+    }
 
 
 @pytest.mark.parametrize("x", [1, -1])

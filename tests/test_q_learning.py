@@ -1,4 +1,6 @@
-"""Folder 1. The optimum is known by value iteration, by a geometric series, and by walking and counting."""
+"""Folder 1. The optimum is known by value iteration, by a geometric series, and by walking and
+counting.
+"""
 
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -8,7 +10,9 @@ import pytest
 from folders import load
 from measure.columns import read_csv
 
-Q_Learning, grid, pictures = (load("1_Q_Learning", name) for name in ("Q_Learning", "grid", "pictures"))
+Q_Learning, grid, pictures = (
+    load("1_Q_Learning", name) for name in ("Q_Learning", "grid", "pictures")
+)
 UP, DOWN, LEFT, RIGHT = range(4)
 # All that a figure below depends on: what the defaults are doesn't matter.
 GIVEN = """SIZE=4 GOAL_REWARD=100 STEP_REWARD=-1 ALPHA=0.1 GAMMA=0.99 MAX_STEPS_PER_EPISODE=100
@@ -34,9 +38,9 @@ def worth(moves, gamma):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_learns_every_pair_exactly_and_the_shortest_way_from_every_state(seed):
-    # 1e-6 is no lucky figure: the world is deterministic, so once the values behind a pair are right, its
-    # target is one constant number, and each visit multiplies the pair's error by 1 - ALPHA = 0.9. From 100
-    # to 1e-6 takes 175 visits; the rarest pair gets more than 400.
+    # 1e-6 is no lucky figure: the world is deterministic, so once the values behind a pair are
+    # right, its target is one constant number, and each visit multiplies the pair's error by 1 -
+    # ALPHA = 0.9. From 100 to 1e-6 takes 175 visits; the rarest pair gets more than 400.
     c = given("NUM_EPISODES=2000")
     q_table, _, _ = Q_Learning.train(c, np.random.default_rng(seed))
     assert np.abs(q_table - grid.value_iteration(C)).max() < 1e-6
@@ -50,8 +54,15 @@ def test_value_iteration_equals_the_closed_form(gamma):
     q_star = grid.value_iteration(given(f"GAMMA={gamma}"))
     expected = [worth(moves_to_goal(state), gamma) for state in range(15)]
     np.testing.assert_allclose(q_star.max(axis=1), [*expected, 0], atol=1e-9)
-    # Off the shortest way: from 0 up is a wall (stay, 6 moves left), from 14 left leads to 13 (2 moves left).
-    for state, action, moves_left in [(0, UP, 6), (14, LEFT, 2), (12, DOWN, 3), (5, UP, 5), (5, RIGHT, 3)]:
+    # Off the shortest way: from 0 up is a wall (stay, 6 moves left), from 14 left leads to 13 (2
+    # moves left).
+    for state, action, moves_left in [
+        (0, UP, 6),
+        (14, LEFT, 2),
+        (12, DOWN, 3),
+        (5, UP, 5),
+        (5, RIGHT, 3),
+    ]:
         assert q_star[state, action] == pytest.approx(worth(moves_left + 1, gamma))
 
 
@@ -65,11 +76,21 @@ def test_a_policy_that_is_wrong_in_one_far_corner_is_not_optimal():
 
 def test_moves_walls_and_rewards():
     neighbours = {  # after up, down, left, right: corners, edges, the middle
-        0: [0, 4, 0, 1], 3: [3, 7, 2, 3], 12: [8, 12, 12, 13], 4: [0, 8, 4, 5], 5: [1, 9, 4, 6],
-        11: [7, 15, 10, 11], 14: [10, 14, 13, 15],
-    }  # fmt: skip
+        0: [0, 4, 0, 1],
+        3: [3, 7, 2, 3],
+        12: [8, 12, 12, 13],
+        4: [0, 8, 4, 5],
+        5: [1, 9, 4, 6],
+        11: [7, 15, 10, 11],
+        14: [10, 14, 13, 15],
+    }
     assert grid.ACTIONS == ["up", "down", "left", "right"]
-    assert dict(zip(pictures.ARROWS, grid.MOVES)) == {"↑": (-1, 0), "↓": (1, 0), "←": (0, -1), "→": (0, 1)}
+    assert dict(zip(pictures.ARROWS, grid.MOVES)) == {
+        "↑": (-1, 0),
+        "↓": (1, 0),
+        "←": (0, -1),
+        "→": (0, 1),
+    }
     for state, expected in neighbours.items():
         for action, there in enumerate(expected):
             assert grid.step(C, state, action) == (there, 100 if there == 15 else -1, there == 15)
@@ -88,10 +109,12 @@ def test_the_update_by_hand_and_a_terminal_state_bootstraps_nothing():
 
 
 def test_the_step_limit_truncates_and_the_cut_off_move_still_bootstraps():
-    # One move an episode, so every move is the last one before the cut. Up and left bump into the wall, and
-    # what follows is the best value of the start itself: -1 + 0.99 * -1. Taken for a termination: -1.
+    # One move an episode, so every move is the last one before the cut. Up and left bump into the
+    # wall, and what follows is the best value of the start itself: -1 + 0.99 * -1. Taken for a
+    # termination: -1.
     changed = {"EPSILON_END": 1.0, "NUM_EPISODES": 2000, "MAX_STEPS_PER_EPISODE": 1}
-    c = SimpleNamespace(**asdict(C) | changed)  # `settings.read` refuses a limit below the shortest way
+    # `settings.read` refuses a limit below the shortest way
+    c = SimpleNamespace(**asdict(C) | changed)
     q_table, log, _ = Q_Learning.train(c, np.random.default_rng(0))
     assert q_table[0] == pytest.approx([-1.99, -1.0, -1.99, -1.0], abs=1e-6)
     assert (log[:, 3] == 1).all()
@@ -107,7 +130,9 @@ def test_epsilon_is_the_probability_of_the_random_action():
     q_table = np.zeros((16, 4))
     q_table[9] = [0.0, 1.0, 5.0, 2.0]
     for coin, epsilon, action in [(0.29, 0.3, UP), (0.3, 0.3, LEFT), (0.0, 0.0, LEFT)]:
-        rng = SimpleNamespace(random=lambda coin=coin: coin, integers=lambda count: np.int64(count - 4))
+        rng = SimpleNamespace(
+            random=lambda coin=coin: coin, integers=lambda count: np.int64(count - 4)
+        )
         assert Q_Learning.select_action(9, q_table, epsilon, rng) == action
 
 

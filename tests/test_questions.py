@@ -25,7 +25,12 @@ from task import prompts, questions, run_grader, task_rewards
 DEEP = "[" * 100_000
 CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 ROWS = [
-    {"prompt": "1 + 1?", "ground_truth": "2", "data_source": "math_reasoning", "extra_info": {"level": 1}},
+    {
+        "prompt": "1 + 1?",
+        "ground_truth": "2",
+        "data_source": "math_reasoning",
+        "extra_info": {"level": 1},
+    },
     {"prompt": "1 + 2?", "ground_truth": "3", "data_source": "gsm8k", "extra_info": None},
 ]
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -44,7 +49,9 @@ def write(path, rows):
     path = Path(path)
     if path.suffix == ".parquet":
         columns = dict.fromkeys(name for row in rows for name in row)
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([columns | row for row in rows]), path)
+        pyarrow.parquet.write_table(
+            pyarrow.Table.from_pylist([columns | row for row in rows]), path
+        )
     elif path.suffix == ".json":
         path.write_text(json.dumps(rows, indent=1))
     else:
@@ -56,9 +63,14 @@ def write(path, rows):
 def test_every_kind_of_file_gives_the_same_questions(kind):
     """In Parquet a row without the column has None in it."""
     plain = {"question": "1 + 1?", "answer": "1+1=2\n#### 2"}
-    rows, source = read(write(f"mine.{kind}", [*ROWS, plain | {"data_source": "math"}, plain]), "train")
+    rows, source = read(
+        write(f"mine.{kind}", [*ROWS, plain | {"data_source": "math"}, plain]), "train"
+    )
     assert source == f"mine.{kind}"
-    assert [(row["data_source"], row["answer"]) for row in rows[2:]] == [("math", "2"), ("gsm8k", "2")]
+    assert [(row["data_source"], row["answer"]) for row in rows[2:]] == [
+        ("math", "2"),
+        ("gsm8k", "2"),
+    ]
     assert rows[:2] == [question | {"source": source} for question in CASES["questions"]]
 
 
@@ -81,7 +93,9 @@ def test_held_out_questions_are_the_validation_file_or_drawn_from_the_training_q
         write(f"{name}/train.jsonl", rows)
     write("one/validation.jsonl", [{"question": f"held {i}", "answer": "#### 1"} for i in range(9)])
     write("one/other.jsonl", rows)
-    c = SimpleNamespace(TEST_DATASET="one/other.jsonl", BAD_ROWS="refuse", REWARD_FUNC="", EVAL_EVERY=1)
+    c = SimpleNamespace(
+        TEST_DATASET="one/other.jsonl", BAD_ROWS="refuse", REWARD_FUNC="", EVAL_EVERY=1
+    )
     c.DATASET = "one,two"
     data = questions.read_data(c)
     (train, _), (validation, source) = data["train"], data["validation"]
@@ -103,19 +117,26 @@ def test_held_out_questions_are_the_validation_file_or_drawn_from_the_training_q
 
 @pytest.mark.parametrize("alternates", [False, True])
 def test_a_held_out_set_has_every_kind_of_question_and_none_that_is_trained_on(alternates):
-    """Ten kinds of 50 questions, sorted by class or in a pattern; each is there twice, in other letters."""
+    """Ten kinds of 50 questions, sorted by class or in a pattern; each is there twice, in other
+    letters.
+    """
     asked = [(kind, i) for i in range(50) for kind in range(10)]
     texts = [f"{kind} of {i}" for kind, i in (asked if alternates else sorted(asked))]
-    rows = [{"question": text, "source": "mine.jsonl"} for t in texts for text in (t, f" {t.upper()}  ")]
+    rows = [
+        {"question": text, "source": "mine.jsonl"} for t in texts for text in (t, f" {t.upper()}  ")
+    ]
     held, left, _ = questions.hold_out(rows, [], 100)
     names = [{question.strip().lower() for question in asks(part)} for part in (held, left)]
     assert len(held) == 100 and len(names[0]) == 50 and not names[0] & names[1]
     counts = [sum(name.startswith(f"{kind} ") for name in names[0]) for kind in range(10)]
-    assert min(counts) >= 1  # a fair draw of 50 misses a kind with probability 0.04; the seed is fixed
+    # a fair draw of 50 misses a kind with probability 0.04; the seed is fixed
+    assert min(counts) >= 1
 
 
 def test_lines_are_counted_as_an_editor_counts_them():
-    """A byte-order mark, empty lines, Windows' line ends, and U+2028 inside a text, which ends no line."""
+    """A byte-order mark, empty lines, Windows' line ends, and U+2028 inside a text, which ends no
+    line.
+    """
     first = json.dumps(ROWS[0] | {"prompt": "one\u2028two"}, ensure_ascii=False)
     text = "\ufeff" + first + "\r\n\r\n" + json.dumps(ROWS[1]) + "\r\n"
     Path("mine.jsonl").write_bytes(text.encode())
@@ -136,7 +157,9 @@ def test_a_ground_truth_need_not_be_a_text(ground_truth, text):
 
 @pytest.fixture
 def data_dir(tmp_path, monkeypatch):
-    """tensorflow-datasets' default, which it takes from TFDS_DATA_DIR when it is imported; and no network."""
+    """tensorflow-datasets' default, which it takes from TFDS_DATA_DIR when it is imported; and no
+    network.
+    """
     monkeypatch.setattr("tensorflow_datasets.core.constants.DATA_DIR", str(tmp_path / "tfds"))
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # nobody listens there
     huggingface_hub.close_session()  # a session reads the proxy when it is made
@@ -166,13 +189,17 @@ def test_gsm8k_through_tensorflow_datasets(data_dir):
 
 
 def test_gsm8k_without_a_network_is_refused(data_dir):
-    with pytest.raises(UserError, match=rf"^TEST_DATASET=gsm8k: no network, .* {data_dir}; .*TFDS_DATA_DIR"):
+    with pytest.raises(
+        UserError, match=rf"^TEST_DATASET=gsm8k: no network, .* {data_dir}; .*TFDS_DATA_DIR"
+    ):
         read("gsm8k", "train", constant="TEST_DATASET")
 
 
 def test_inputs_may_have_an_answer():
     rows = [ROWS[0], {"prompt": "1 + 3?"}, {"question": "?", "answer": "2 * 2 = 4\n#### 4"}]
-    columns = dict.fromkeys(("prompt", "question", "answer", "ground_truth", "data_source", "extra_info"))
+    columns = dict.fromkeys(
+        ("prompt", "question", "answer", "ground_truth", "data_source", "extra_info")
+    )
     name = write("in.parquet", [columns | row for row in rows])
     (first, second, third), _ = read(name, "test", constant="INPUT", optional=True)
     assert first == CASES["questions"][0] | {"source": name, "row": columns | ROWS[0]}
@@ -195,10 +222,18 @@ def test_skipped_rows_are_counted_and_named(capsys):
     rows, _ = read("mine.jsonl", "train", bad_rows="skip")
     assert [row["line"] for row in rows] == ["1", str(len(BAD) + 2)]
     said = capsys.readouterr().out
-    assert f"{len(BAD)} of {len(BAD) + 2} rows cannot be used: mine.jsonl, row 2: not JSON: " in said
+    assert (
+        f"{len(BAD)} of {len(BAD) + 2} rows cannot be used: mine.jsonl, row 2: not JSON: " in said
+    )
     assert "row 3: not JSON" in said and f"and {len(BAD) - questions.SHOWN_BAD_ROWS} more" in said
     write("bad.jsonl", list(BAD))
-    refused("DATASET=bad.jsonl: bad.jsonl has no rows to use", read, "bad.jsonl", "train", bad_rows="skip")
+    refused(
+        "DATASET=bad.jsonl: bad.jsonl has no rows to use",
+        read,
+        "bad.jsonl",
+        "train",
+        bad_rows="skip",
+    )
 
 
 @pytest.mark.parametrize(("constant", "name", "content", "words"), CASES["unreadable"])
@@ -257,11 +292,14 @@ def test_sources_are_mixed_by_their_weights(weights, shares):
         assert len(mine) == pytest.approx(1000 * share, abs=1000 * 0.01)
         pool = {question for question in asks(rows) if question[0] == name}
         whole = len(mine) - len(mine) % len(pool)
-        for start in range(0, whole, len(pool)):  # each pass takes every question once, in another order
+        # each pass takes every question once, in another order
+        for start in range(0, whole, len(pool)):
             assert set(mine[start : start + len(pool)]) == pool
         assert whole < 2 * len(pool) or mine[: len(pool)] != mine[len(pool) : 2 * len(pool)]
     # a resumed run goes on with the very batches
-    for batch, expected in zip(questions.mixed_batches(rows, 0, 10)[40:100], batches[40:], strict=True):
+    for batch, expected in zip(
+        questions.mixed_batches(rows, 0, 10)[40:100], batches[40:], strict=True
+    ):
         np.testing.assert_array_equal(batch["question"], expected["question"])
 
 
@@ -270,7 +308,11 @@ def test_a_source_whose_questions_are_all_too_long_is_named(capsys):
     rows, _ = read("examples/one_step,examples/two_step", "test")
     c = SimpleNamespace(SYSTEM_PROMPT="", TEMPLATE="{question}", MAX_PROMPT_LENGTH=20)
     made = functools.partial(prompts.make_prompts, c, rows, "both", tokenizer, False)
-    refused("MAX_PROMPT_LENGTH=20: no question of .*two_step/test.jsonl.* the shortest takes 24 ", made, None)
+    refused(
+        "MAX_PROMPT_LENGTH=20: no question of .*two_step/test.jsonl.* the shortest takes 24 ",
+        made,
+        None,
+    )
     _, too_long = prompts.with_prompts(c, rows, tokenizer, False)
     said = f"both: {len(too_long):,} of {len(rows):,} questions are longer"
     assert capsys.readouterr().out.startswith(said)
@@ -302,7 +344,12 @@ def test_the_rewards_follow_the_data():
 def test_a_chat_template_that_does_not_ask_the_question_is_refused(chat_template, words):
     changed = llama.load_tokenizer(HERE / "tiny_llama")
     changed.chat_template = "<{{ messages[0]['content'] | trim }}>"  # it may strip the message
-    assert prompts.to_prompt(changed, " 2 + 2?\n", template="{question}", system_prompt="") == "<2 + 2?>"
+    assert (
+        prompts.to_prompt(changed, " 2 + 2?\n", template="{question}", system_prompt="")
+        == "<2 + 2?>"
+    )
     changed.chat_template = chat_template
-    said = f"MODEL={HERE / 'tiny_llama'}: its chat template {re.escape(words)}.*or take another model$"
+    said = (
+        f"MODEL={HERE / 'tiny_llama'}: its chat template {re.escape(words)}.*or take another model$"
+    )
     refused(said, prompts.to_prompt, changed, "2 + 2?", template="{question}", system_prompt="")

@@ -1,4 +1,6 @@
-"""Qwen3 through everything that a Llama goes through; its logits are compared in test_load_llama.py."""
+"""Qwen3 through everything that a Llama goes through; its logits are compared in
+test_load_llama.py.
+"""
 
 import json
 import shutil
@@ -17,12 +19,18 @@ from tools import convert_checkpoint as convert
 
 
 def make(folder, **changes):
-    """A tiny Qwen3 with random weights and the tiny Llama's tokenizer; `changes` are of its config.json."""
-    shutil.copytree(settings.HERE / "tiny_llama", folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    """A tiny Qwen3 with random weights and the tiny Llama's tokenizer; `changes` are of its
+    config.json.
+    """
+    shutil.copytree(
+        settings.HERE / "tiny_llama", folder, ignore=shutil.ignore_patterns("*.safetensors")
+    )
     tiny, config = (
         json.loads((path / "config.json").read_text()) for path in (folder, GOLDEN / "qwen3_tied")
     )
-    config |= {name: tiny[name] for name in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")}
+    config |= {
+        name: tiny[name] for name in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
+    }
     config |= changes
     (folder / "config.json").write_text(json.dumps(config))
     rng = np.random.default_rng(0)
@@ -46,12 +54,23 @@ def model(tmp_path_factory):
     "lora", [(), pytest.param(("LORA_RANK=2", "SCAN_LAYERS=True"), marks=pytest.mark.slow)]
 )
 def test_the_whole_script_trains_it_and_the_export_is_what_was_trained(model, empty_folder, lora):
-    demo.main([f"MODEL={model}", *SHORT, "NUM_BATCHES=2", "EVAL_EVERY=0", "RUN_DIR=run", "LEARNING_RATE=0.01",
-               "REWARDS=match_format_approximately", "BETA=0.0", *lora])  # fmt: skip
+    demo.main(
+        [
+            f"MODEL={model}",
+            *SHORT,
+            "NUM_BATCHES=2",
+            "EVAL_EVERY=0",
+            "RUN_DIR=run",
+            "LEARNING_RATE=0.01",
+            "REWARDS=match_format_approximately",
+            "BETA=0.0",
+            *lora,
+        ]
+    )
     log = read_log(empty_folder / "run" / "train_log.csv")
     assert len(log) == 2
-    # Decoding, whose cache holds keys that are normalised and rotated, agrees with the full forward pass, but
-    # for padding: a random model gives it up to 14 %, and it's never drawn.
+    # Decoding, whose cache holds keys that are normalised and rotated, agrees with the full forward
+    # pass, but for padding: a random model gives it up to 14 %, and it's never drawn.
     assert max(row["mismatch_max"] for row in log) < 0.2
     convert.main(["SOURCE=run", "TARGET=hf"])
     before = safetensors.numpy.load_file(model / "model.safetensors")
@@ -59,5 +78,6 @@ def test_the_whole_script_trains_it_and_the_export_is_what_was_trained(model, em
     assert before.keys() == after.keys()
     moved = {name for name, weight in before.items() if np.abs(weight - after[name]).max() > 0}
     trained = {name for name in before if not lora or "proj" in name}
-    # random answers of which some groups differ in reward: every weight that is trained gets a gradient
+    # random answers of which some groups differ in reward: every weight that is trained gets a
+    # gradient
     assert moved == trained

@@ -14,8 +14,14 @@ from folders import flat, forward, load, of_sgd
 
 reinforce = load("3_Pendulum", "reinforce")
 # All that a figure below depends on: what the defaults are doesn't matter.
-GIVEN = ["HIDDEN_SIZE=8", "GAMMA=0.99", "BASELINE=critic_baseline", "REWARD_TO_GO=True",
-         "CRITIC_LEARNING_RATE=3e-3", "CRITIC_STEPS=2"]  # fmt: skip
+GIVEN = [
+    "HIDDEN_SIZE=8",
+    "GAMMA=0.99",
+    "BASELINE=critic_baseline",
+    "REWARD_TO_GO=True",
+    "CRITIC_LEARNING_RATE=3e-3",
+    "CRITIC_STEPS=2",
+]
 
 gradient_of = jax.jit(nnx.grad(reinforce.actor_loss))
 
@@ -40,7 +46,9 @@ def credit_of(c, rollout):
 
 
 def rollout_of(actions, rewards, lengths, obs=None):
-    """Episodes [B, T] that end after `lengths` steps; rewards after the end are 0, as `collect` does."""
+    """Episodes [B, T] that end after `lengths` steps; rewards after the end are 0, as `collect`
+    does.
+    """
     actions = np.asarray(actions)
     alive = (np.arange(actions.shape[1]) < np.asarray(lengths)[:, None]).astype(np.float32)
     obs = np.zeros((*actions.shape, 4)) if obs is None else obs
@@ -63,7 +71,8 @@ def batch_of(rollout, advantage, returns=None):
 
 
 def test_episodes_end_once_and_nothing_after_the_end_counts(monkeypatch):
-    """Replayed by Gymnasium: an episode ends where its pole falls, or at the limit, which cuts it off.
+    """Replayed by Gymnasium: an episode ends where its pole falls, or at the limit, which cuts it
+    off.
 
     The policy's logits are log 0.3 and log 0.7 everywhere: it plays action 1 seven times in ten.
     """
@@ -71,7 +80,9 @@ def test_episodes_end_once_and_nothing_after_the_end_counts(monkeypatch):
     c, actor, _ = networks_of("NUM_ENVS=200")
     actor.output.kernel[...] = jnp.zeros_like(actor.output.kernel[...])
     actor.output.bias[...] = jnp.log(jnp.array([0.3, 0.7]))
-    episodes = jax.tree.map(np.asarray, jax.jit(partial(reinforce.collect, c))(actor, jax.random.key(0)))
+    episodes = jax.tree.map(
+        np.asarray, jax.jit(partial(reinforce.collect, c))(actor, jax.random.key(0))
+    )
     # 200 episodes x 25 draws, padding included: 5 standard deviations are 0.032
     assert episodes.action.mean() == pytest.approx(0.7, abs=0.032)
     env = gymnasium.make("CartPole-v1").unwrapped
@@ -101,7 +112,9 @@ def test_returns_to_go_equal_a_brute_force_sum(gamma):
     # float32 sums of at most 20 numbers of size 1
     np.testing.assert_allclose(credit_of(c, episodes), by_hand, atol=1e-5)
     whole = np.where(alive > 0, by_hand[:, :1], 0)
-    np.testing.assert_allclose(credit_of(replace(c, REWARD_TO_GO=False), episodes), whole, atol=1e-5)
+    np.testing.assert_allclose(
+        credit_of(replace(c, REWARD_TO_GO=False), episodes), whole, atol=1e-5
+    )
 
 
 def test_baselines_by_hand():
@@ -112,7 +125,9 @@ def test_baselines_by_hand():
     assert (reinforce.BASELINES["no_baseline"](episodes, earned, None) == 0).all()
     # step 0: three alive, step 1: two, step 2: the last survivor is compared with itself
     batch_mean = reinforce.BASELINES["batch_mean"]
-    np.testing.assert_allclose(batch_mean(episodes, earned, None), [[4.25 / 3, 1.25, 1]] * 3, rtol=1e-6)
+    np.testing.assert_allclose(
+        batch_mean(episodes, earned, None), [[4.25 / 3, 1.25, 1]] * 3, rtol=1e-6
+    )
     # nobody alive at a step: a number, not 0 / 0
     nobody = rollout_of(np.zeros((2, 3), int), 1, [1, 2])
     assert np.isfinite(batch_mean(nobody, credit_of(c, nobody), None)).all()
@@ -122,7 +137,9 @@ def test_the_critic_sees_the_state_and_the_clock():
     """Forward pass in NumPy, float64; one value for each step, not a column of them. Its loss, too."""
     c, _, critic = networks_of(seed=3)
     episodes, t = random_rollout(), np.broadcast_to(np.arange(20), (6, 20))
-    x = np.concatenate([episodes.obs / np.array([2.4, 3.0, 0.21, 3.0]), t[..., None] / 500], axis=-1)
+    x = np.concatenate(
+        [episodes.obs / np.array([2.4, 3.0, 0.21, 3.0]), t[..., None] / 500], axis=-1
+    )
     largest = (1 - 0.99**500) / (1 - 0.99)  # geometric series
     values = largest * forward(critic, x)[..., 0]
     returns = credit_of(c, episodes)
@@ -146,10 +163,13 @@ class SmallWorld:
         self.sequences = np.array(list(itertools.product((0, 1), repeat=steps)))  # [N, T]
         for sequence, t in itertools.product(self.sequences.tolist(), range(steps)):
             obs.setdefault(tuple(sequence[:t]), rng.normal(size=4))
-            reward.setdefault(tuple(sequence[: t + 1]), 2 + rng.normal())  # mostly positive, as in CartPole
+            # mostly positive, as in CartPole
+            reward.setdefault(tuple(sequence[: t + 1]), 2 + rng.normal())
         lengths = [2 if steps == 3 and first == 1 else steps for first in self.sequences[:, 0]]
         seen = [[obs[tuple(s[:t])] for t in range(steps)] for s in self.sequences.tolist()]
-        earned = [[reward[tuple(s[: t + 1])] for t in range(steps)] for s in self.sequences.tolist()]
+        earned = [
+            [reward[tuple(s[: t + 1])] for t in range(steps)] for s in self.sequences.tolist()
+        ]
         self.episodes = rollout_of(self.sequences, earned, lengths, seen)
 
     def probabilities(self, actor):
@@ -164,10 +184,13 @@ class SmallWorld:
         return flat(nnx.jit(nnx.grad(lambda actor: self.probabilities(actor) @ returns))(actor))
 
 
-# return to go is the exact gradient without discount; the whole return with any (see `whole_return`)
+# return to go is the exact gradient without discount; the whole return with any (see
+# `whole_return`)
 @pytest.mark.parametrize("reward_to_go, gamma", [(True, 1.0), (False, 1.0), (False, 0.7)])
 @pytest.mark.parametrize("baseline", ["no_baseline", "critic_baseline"])
-def test_the_expected_estimate_is_the_gradient_of_the_expected_return(reward_to_go, gamma, baseline):
+def test_the_expected_estimate_is_the_gradient_of_the_expected_return(
+    reward_to_go, gamma, baseline
+):
     """The estimate's exact mean: every sequence once, each weighted by its probability."""
     c, actor, critic = networks_of(f"GAMMA={gamma}", f"REWARD_TO_GO={reward_to_go}", seed=1)
     world = SmallWorld(3)
@@ -194,7 +217,9 @@ def test_no_gradient_flows_through_the_advantage():
 
 
 def test_the_critic_learns_from_the_steps_that_were_played_only(monkeypatch):
-    """Returns 10 while alive, and a trap after the end: the critic must come to 10 where it was alive."""
+    """Returns 10 while alive, and a trap after the end: the critic must come to 10 where it was
+    alive.
+    """
     monkeypatch.setattr(reinforce, "ENV", replace(reinforce.ENV, max_episode_steps=20))
     c = given("CRITIC_STEPS=600", "MINIBATCH_SIZE=32", "HIDDEN_SIZE=16")
     episodes = random_rollout()
@@ -202,20 +227,27 @@ def test_the_critic_learns_from_the_steps_that_were_played_only(monkeypatch):
     agent, batch = agent_of(c), batch_of(episodes, 0 * target, target)
     agent, _ = jax.jit(partial(reinforce.learn, c))(agent, batch, jax.random.key(0))
     values = np.asarray(reinforce.critic_baseline(episodes, target, agent.critic))
-    # Adam with a constant rate keeps jumping by a few percent; one step in 32 at -1000 would pull it to -20
+    # Adam with a constant rate keeps jumping by a few percent; one step in 32 at -1000 would pull
+    # it to -20
     np.testing.assert_allclose(values[np.asarray(episodes.alive) > 0], 10, atol=1.5)
 
 
-@pytest.mark.parametrize("baseline, reward_to_go", [("critic_baseline", True), ("no_baseline", False)])
+@pytest.mark.parametrize(
+    "baseline, reward_to_go", [("critic_baseline", True), ("no_baseline", False)]
+)
 def test_an_update_by_hand(baseline, reward_to_go):
-    """With plain SGD: the actor's step uses the critic as it was; then the critic learns from the returns."""
+    """With plain SGD: the actor's step uses the critic as it was; then the critic learns from the
+    returns.
+    """
     c = given("NUM_ENVS=4", f"BASELINE={baseline}", f"REWARD_TO_GO={reward_to_go}")
     rng, before = jax.random.key(5), agent_of(c)
     agent = of_sgd(jax.tree.map(jnp.copy, before), actor=1.0, critic=1e-6)
     agent, figures = jax.jit(partial(reinforce.update, c))(agent, rng)
     rollout = jax.jit(partial(reinforce.collect, c))(before.actor, jax.random.split(rng)[0])
     returns = np.asarray(credit_of(c, rollout))
-    values = [np.asarray(reinforce.critic_baseline(rollout, returns, x.critic)) for x in (before, agent)]
+    values = [
+        np.asarray(reinforce.critic_baseline(rollout, returns, x.critic)) for x in (before, agent)
+    ]
     advantage = returns - (values[0] if baseline == "critic_baseline" else 0)
 
     def loss(actor):  # climbs 1 / N sum over episodes and steps of A log pi, up to the end of each
@@ -224,11 +256,15 @@ def test_an_update_by_hand(baseline, reward_to_go):
 
     gradient = nnx.jit(nnx.grad(loss))(before.actor)
     # weights move by up to hundreds at this rate: float32 differences of them
-    np.testing.assert_allclose(flat(before.actor) - flat(agent.actor), flat(gradient), rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(
+        flat(before.actor) - flat(agent.actor), flat(gradient), rtol=1e-4, atol=1e-3
+    )
     played = np.asarray(rollout.alive) > 0
     losses = [np.mean((returns - value)[played] ** 2) for value in values]
     assert losses[1] < losses[0] if baseline == "critic_baseline" else losses[1] == losses[0]
-    probs = np.asarray(reinforce.policy(before.actor, rollout.obs).probs_parameter(), np.float64)[played]
+    probs = np.asarray(reinforce.policy(before.actor, rollout.obs).probs_parameter(), np.float64)[
+        played
+    ]
     expected = {
         "gradient_norm": np.linalg.norm(flat(gradient)),
         "explained_variance": 1 - advantage[played].var() / returns[played].var(),
@@ -254,7 +290,9 @@ def test_a_row_of_the_log_is_two_updates_with_keys_of_their_own(monkeypatch):
     look = reinforce.quick_evaluate(reinforce.ENV, reinforce.policy, agent.actor, eval_rng)
     assert row.eval_return == look
     for name in figures[0]:
-        assert getattr(row, name) == pytest.approx(np.mean([figure[name] for figure in figures]), rel=1e-3)
+        assert getattr(row, name) == pytest.approx(
+            np.mean([figure[name] for figure in figures]), rel=1e-3
+        )
     assert (row.num_updates, row.env_step) == (2, 40)
     np.testing.assert_allclose(flat(learned.critic), flat(agent.critic), atol=1e-5)  # float32
     np.testing.assert_allclose(flat(learned.actor), flat(agent.actor), atol=1e-5)

@@ -1,4 +1,6 @@
-"""What is installed is what pyproject.toml asks for, and nothing committed names a package registry."""
+"""What is installed is what pyproject.toml asks for, and nothing committed names a package
+registry.
+"""
 
 import re
 import subprocess
@@ -11,7 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 WITHOUT_WHEEL = {"jieba", "promise", "rouge-score", "sqlitedict", "word2number"}  # pure Python
-SOURCES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())  # what each is compiled from
+# what each is compiled from
+SOURCES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
 
 def packages(name):
@@ -29,10 +32,11 @@ def test_the_cuda_set_is_the_cpu_set_and_nothing_but_the_cuda_of_this_jax():
 @pytest.mark.index
 @pytest.mark.parametrize("file", SOURCES)
 def test_a_file_has_what_pyproject_asks_for_and_nothing_else_is_built(file, tmp_path):
-    """Resolved for Linux with the file's versions, which takes a second where compiling it takes ten.
+    """Resolved for Linux with the file's versions, which takes a second where compiling it takes
+    ten.
 
-    Nothing is built but the packages that have no wheel: a wheel is what its hash says; what is built also
-    depends on what builds it. Lines with a marker may be for another system.
+    Nothing is built but the packages that have no wheel: a wheel is what its hash says; what is
+    built also depends on what builds it. Lines with a marker may be for another system.
     """
     never = tmp_path / "never.txt"
     never.write_text("".join(f"{name}; python_version < '3'\n" for name in WITHOUT_WHEEL))
@@ -52,7 +56,9 @@ def test_a_file_has_what_pyproject_asks_for_and_nothing_else_is_built(file, tmp_
 
 
 def test_what_is_built_is_built_by_a_setuptools_with_a_hash():
-    """Every command that installs such a package has installed the builder before, and does not isolate."""
+    """Every command that installs such a package has installed the builder before, and does not
+    isolate.
+    """
     [(line, hashes)] = packages("requirements/build.txt").values()
     assert line.startswith("setuptools==") and len(hashes) == 2
     files = *pages.ENGLISH, *ROOT.glob("5_GRPO_Maxtext/launch/*.sh")
@@ -72,7 +78,9 @@ def test_what_is_built_is_built_by_a_setuptools_with_a_hash():
 
 def test_no_package_registry_is_named():
     hosts = ["pypi" + ".org", "python" + "hosted"]
-    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    files = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     for name in files.splitlines():
         text = (ROOT / name).read_text(encoding="utf-8", errors="ignore")
         assert not any(host in text for host in hosts), name

@@ -12,7 +12,15 @@ import pytest
 
 import reward_func
 from task import grading
-from task.grading import extract_answer, format_ok, grade, grade_lenient, is_close, last_number, parse_number
+from task.grading import (
+    extract_answer,
+    format_ok,
+    grade,
+    grade_lenient,
+    is_close,
+    last_number,
+    parse_number,
+)
 from task.run_grader import COURSE_REWARDS
 from task.task_rewards import compute_score
 
@@ -92,7 +100,23 @@ def test_parse_number_agrees_with_fraction_of_the_plain_text():
 
 
 def test_two_numbers_are_never_read_as_one():
-    separators = [" ", "  ", "\n", " and ", ", ", ",", ":", "$", "x", " = ", " - ", "_", ";", "'", "^"]
+    separators = [
+        " ",
+        "  ",
+        "\n",
+        " and ",
+        ", ",
+        ",",
+        ":",
+        "$",
+        "x",
+        " = ",
+        " - ",
+        "_",
+        ";",
+        "'",
+        "^",
+    ]
     separators += ["\u00a0", " of ", " m^2 ", " m^1", "\u2013", "e ", "!", "(", "*", "\u00b7"]
     rng = random.Random(1)
     for separator in separators:
@@ -160,7 +184,9 @@ def test_the_longest_number_that_is_read():
     assert parse_number("1e-308") == Fraction(1, 10**308)
 
 
-@pytest.mark.parametrize(("text", "number"), [*CASES["last"], ("9" * 5000, ""), ("77" + "x" * 9000, "77")])
+@pytest.mark.parametrize(
+    ("text", "number"), [*CASES["last"], ("9" * 5000, ""), ("77" + "x" * 9000, "77")]
+)
 def test_the_last_number_wherever_it_stands(text, number):
     assert last_number(text) == (Fraction(number) if number else None)
     if number:
@@ -171,4 +197,6 @@ def test_the_last_number_wherever_it_stands(text, number):
 def test_what_is_not_read_whole_is_refused_and_one_number_is_read_with_what_stands_beside_it():
     assert [text for text in CASES["another"] if parse_number(text) is not None] == []
     assert [text for text in CASES["seventy"] if parse_number(text) != 70] == []
-    assert [text for text, number in CASES["signed"] if parse_number(text) != Fraction(number)] == []
+    assert [
+        text for text, number in CASES["signed"] if parse_number(text) != Fraction(number)
+    ] == []

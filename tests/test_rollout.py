@@ -27,36 +27,53 @@ NEW_TOKENS = 28
 
 @functools.cache
 def shipped():
-    """Config, tokenizer, weights and mesh of the tiny Llama; all engines below decode with these weights."""
+    """Config, tokenizer, weights and mesh of the tiny Llama; all engines below decode with these
+    weights.
+    """
     actor, mesh, _, hf = load("tiny_llama", 16, 28, NEW_TOKENS)
     return hf, llama.load_tokenizer(HERE / "tiny_llama"), actor, mesh
 
 
 @functools.cache
-def make_rollout(rows=16, prompt_tokens=28, logits_clip=0.0, prompt_rows=None, folder=HERE / "tiny_llama"):
+def make_rollout(
+    rows=16, prompt_tokens=28, logits_clip=0.0, prompt_rows=None, folder=HERE / "tiny_llama"
+):
     """A rollout engine on the shipped tiny Llama, with the tokenizer in `folder`."""
     hf, _, actor, mesh = shipped()
     sizes = dict(prompt_tokens=prompt_tokens, new_tokens=NEW_TOKENS)
     config, of_prompts = (
-        llama.to_maxtext_config(hf, rows=count, **sizes) if count else None for count in (rows, prompt_rows)
+        llama.to_maxtext_config(hf, rows=count, **sizes) if count else None
+        for count in (rows, prompt_rows)
     )
     return rollout.MaxTextRollout(
-        actor, TokenizerAdapter(llama.load_tokenizer(folder)), mesh, settings(), maxtext_config=config,
-        prompt_config=of_prompts, hf=hf, logits_clip=logits_clip,
-    )  # fmt: skip
+        actor,
+        TokenizerAdapter(llama.load_tokenizer(folder)),
+        mesh,
+        settings(),
+        maxtext_config=config,
+        prompt_config=of_prompts,
+        hf=hf,
+        logits_clip=logits_clip,
+    )
 
 
 def settings(temperature=1.0, top_p=1.0, top_k=-1, prompt_tokens=28, new_tokens=NEW_TOKENS, seed=0):
     c = SimpleNamespace(
-        TEMPERATURE=temperature, TOP_P=top_p, TOP_K=top_k, MAX_PROMPT_LENGTH=prompt_tokens,
+        TEMPERATURE=temperature,
+        TOP_P=top_p,
+        TOP_K=top_k,
+        MAX_PROMPT_LENGTH=prompt_tokens,
         TOTAL_GENERATION_STEPS=new_tokens,
-    )  # fmt: skip
+    )
     return rollout.sampling_config(c, seed=jax.random.key(seed))
 
 
 def prompts(n):
     rows = map(json.loads, (HERE / "tiny_gsm8k" / "test.jsonl").read_text().splitlines()[:n])
-    return [to_prompt(shipped()[1], row["question"], template="{question}", system_prompt="") for row in rows]
+    return [
+        to_prompt(shipped()[1], row["question"], template="{question}", system_prompt="")
+        for row in rows
+    ]
 
 
 def full_forward(engine, output, new_tokens=NEW_TOKENS):
@@ -68,7 +85,9 @@ def full_forward(engine, output, new_tokens=NEW_TOKENS):
     causal = mask[:, None, :] & np.tril(np.ones((tokens.shape[1],) * 2, bool))
     forward = jax.jit(lambda model, *inputs: model(*inputs)[0])
     with engine._mesh:
-        logits = forward(engine.model(), jnp.array(tokens), jnp.array(positions), None, jnp.array(causal))
+        logits = forward(
+            engine.model(), jnp.array(tokens), jnp.array(positions), None, jnp.array(causal)
+        )
     return np.asarray(logits)[:, -new_tokens - 1 : -1], completions
 
 
@@ -88,11 +107,15 @@ def test_samples_have_the_log_probs_of_the_full_forward_pass(clip, how):
         # two programs sum float32 in another order: 1e-5 of logits of size 10
         np.testing.assert_allclose(log_prob, np.log(drawn), atol=2e-4)
         if clip < 9:
-            np.testing.assert_allclose(scored[i, : len(ids)], trained[i][np.arange(len(ids)), ids], atol=2e-4)
+            np.testing.assert_allclose(
+                scored[i, : len(ids)], trained[i][np.arange(len(ids)), ids], atol=2e-4
+            )
 
 
 def filtered(logits, temperature, top_p, top_k):
-    """The distribution to sample from, by a plain loop: the k likeliest, then the fewest that reach p."""
+    """The distribution to sample from, by a plain loop: the k likeliest, then the fewest that reach
+    p.
+    """
     p = np.exp(logits / temperature - np.max(logits / temperature))
     order = np.argsort(-p)
     order = order[:top_k] if top_k > 0 else order
@@ -111,16 +134,21 @@ def filtered(logits, temperature, top_p, top_k):
 @pytest.mark.parametrize("how", [(1.0, 1.0, -1), (3.0, 1.0, 5), (3.0, 0.6, -1)])
 def test_sampling_frequencies_match_the_distribution(how):
     temperature, *cut = how
-    logits = np.append(-np.inf, np.random.default_rng(0).normal(scale=4, size=75)).astype(np.float32)
+    logits = np.append(-np.inf, np.random.default_rng(0).normal(scale=4, size=75)).astype(
+        np.float32
+    )
     expected, key = filtered(logits.astype(float), *how), jax.random.key(0)
-    drawn, reported = rollout.sample(np.tile(logits, (4096, 1)), 0, key, temperature, 0, [(False, *cut)])
+    drawn, reported = rollout.sample(
+        np.tile(logits, (4096, 1)), 0, key, temperature, 0, [(False, *cut)]
+    )
     np.testing.assert_allclose(reported, np.log(expected[drawn]), atol=1e-5)  # float32
     counts, total = np.bincount(drawn, minlength=len(expected)), len(drawn)
     assert counts[expected == 0].sum() == 0
     common = expected * total >= 5  # chi-square needs 5 a cell
     assert common.sum() > 1
     wanted = expected[common] / expected[common].sum() * counts[common].sum()
-    # the seed is fixed, so this passes or fails for good; a right sampler fails with probability 0.001
+    # the seed is fixed, so this passes or fails for good; a right sampler fails with probability
+    # 0.001
     assert chisquare(counts[common], wanted).pvalue > 1e-3
 
 
@@ -163,7 +191,9 @@ def test_a_prompt_is_computed_once_and_its_answers_are_the_same(monkeypatch):
     assert passes == [(4, 28)] * 2
     expected = make_rollout().generate(asked, settings(temperature=0.7, seed=3))
     assert output.text == expected.text and len(set(output.text)) > 5
-    np.testing.assert_array_equal(output.left_padded_prompt_tokens, expected.left_padded_prompt_tokens)
+    np.testing.assert_array_equal(
+        output.left_padded_prompt_tokens, expected.left_padded_prompt_tokens
+    )
     for found, log_prob in zip(output.logprobs, expected.logprobs, strict=True):
         # two programs sum float32 in another order: 1e-5 of logits of size 10
         np.testing.assert_allclose(found, log_prob, atol=2e-4)
@@ -184,7 +214,9 @@ def test_answers_ahead_are_the_same_bit_for_bit_after_a_checkpoint():
     resumed = SampledAhead(llm, json.loads(json.dumps(ahead.to_json())))
     expected, found = (each.take(asked, 1) for each in (ahead, resumed))
     assert len(sampled) == 1 and found.text == expected.text  # neither samples again
-    np.testing.assert_array_equal(found.left_padded_prompt_tokens, expected.left_padded_prompt_tokens)
+    np.testing.assert_array_equal(
+        found.left_padded_prompt_tokens, expected.left_padded_prompt_tokens
+    )
     for name, dtype in (("tokens", np.int32), ("logprobs", np.float32)):
         for ours, theirs in zip(getattr(found, name), getattr(expected, name), strict=True):
             np.testing.assert_array_equal(np.array(ours, dtype), theirs)
@@ -220,7 +252,9 @@ def test_decoding_stops_when_every_row_is_done(monkeypatch):
 
 
 def test_every_end_of_sequence_token_of_generation_config_ends_an_answer(tmp_path):
-    """Llama 3.1 has three, Qwen3's second one is also its padding. Here it is a token of most answers."""
+    """Llama 3.1 has three, Qwen3's second one is also its padding. Here it is a token of most
+    answers.
+    """
     folder = Path(shutil.copytree(HERE / "tiny_llama", tmp_path / "model"))
     tokenizer = shipped()[1]
     number = tokenizer.convert_tokens_to_ids("<answer>")
@@ -234,7 +268,10 @@ def test_every_end_of_sequence_token_of_generation_config_ends_an_answer(tmp_pat
         assert ends.isdisjoint(before) and over == (last in ends)
     assert {tokens[-1] for tokens in output.tokens} > {number}
 
-    for text, found in ((f'{{"eos_token_id": {tokenizer.pad_token_id}}}', "no pad token"), ("[", "damaged")):
+    for text, found in (
+        (f'{{"eos_token_id": {tokenizer.pad_token_id}}}', "no pad token"),
+        ("[", "damaged"),
+    ):
         (folder / "generation_config.json").write_text(text)
         with pytest.raises(UserError, match=f"^MODEL={folder}: .*{found}"):
             llama.load_tokenizer(folder)

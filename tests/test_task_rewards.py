@@ -42,9 +42,13 @@ def test_an_endless_expression_costs_its_time_limit_and_nothing_else(monkeypatch
     for expression in endless:
         started = time.process_time()
         assert compute_score("math", f"<answer>{expression}</answer>", "7") == 0.0
-        assert time.process_time() - started < 10  # to read it and to compare it, a second each, and overhead
+        # to read it and to compare it, a second each, and overhead
+        assert time.process_time() - started < 10
         assert compute_score("math", "<answer>7</answer>", "7") == 1.0
-    assert signal.getsignal(signal.SIGALRM) is before and signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    assert signal.getsignal(signal.SIGALRM) is before and signal.getitimer(signal.ITIMER_REAL) == (
+        0,
+        0,
+    )
 
 
 def test_nothing_is_collected_while_an_expression_is_compared():
@@ -84,17 +88,27 @@ def test_code_goes_to_the_code_reward_with_all_it_needs(data_source):
 
 @pytest.mark.parametrize("piece", CASES["PIECES"], ids=repr)
 def test_no_shape_of_text_takes_a_grader_longer_than_its_length(piece):
-    """Of this thread, the best of three; 30 kB take 0.02 s at most, quadratic graders take 0.4 s and more."""
+    """Of this thread, the best of three; 30 kB take 0.02 s at most, quadratic graders take 0.4 s
+    and more.
+    """
     grader = grader_of("compute_score")
     course = [getattr(reward_func, name) for name in COURSE_REWARDS]
-    rewards = [functools.partial(f, [""], answer=["18"]) for f in (*course, *THINK_REWARDS.values())]
+    rewards = [
+        functools.partial(f, [""], answer=["18"]) for f in (*course, *THINK_REWARDS.values())
+    ]
     tasks = ("gsm8k", "qa", "classification")
     of_one = [functools.partial(compute_score, task, ground_truth="18") for task in tasks]
-    of_list = [functools.partial(grader.right_lenient, answer=["18"], data_source=["gsm8k"], extra_info=[""])]
+    of_list = [
+        functools.partial(
+            grader.right_lenient, answer=["18"], data_source=["gsm8k"], extra_info=[""]
+        )
+    ]
     for place in CASES["places"]:
         text = place.format(piece * (30_000 // len(piece)))
         calls = [functools.partial(f, solution_str=text) for f in of_one]
-        calls += [functools.partial(f, completions=[text]) for f in (*rewards, *of_list, grader.votes)]
+        calls += [
+            functools.partial(f, completions=[text]) for f in (*rewards, *of_list, grader.votes)
+        ]
         calls += [functools.partial(grading.extract_hash_answer, "#### " + text)]
         for call in calls:
             seconds = []
@@ -108,13 +122,18 @@ def test_no_shape_of_text_takes_a_grader_longer_than_its_length(piece):
 @pytest.mark.parametrize(("gold", "completion", "expected"), CASES["think_rewards"])
 def test_think_rewards(gold, completion, expected):
     columns = {"prompts": ["?"], "completions": [completion], "answer": np.array([gold])}
-    assert [reward(**columns, data_source=["gsm8k"])[0] for reward in THINK_REWARDS.values()] == expected
+    assert [
+        reward(**columns, data_source=["gsm8k"])[0] for reward in THINK_REWARDS.values()
+    ] == expected
 
 
 COLUMNS = {
-    "prompts": ["?", "?"], "completions": ["<answer>2</answer>", "<answer>3</answer>"], "answer": ["2", "2"],
-    "data_source": ["mine", "mine"], "extra_info": ['{"level": 3}', ""],
-}  # fmt: skip
+    "prompts": ["?", "?"],
+    "completions": ["<answer>2</answer>", "<answer>3</answer>"],
+    "answer": ["2", "2"],
+    "data_source": ["mine", "mine"],
+    "extra_info": ['{"level": 3}', ""],
+}
 
 
 def own(text, rewards=""):
@@ -160,7 +179,9 @@ def test_a_reward_of_ones_own_at_fault_is_one_line(text, rewards, words):
 
 @pytest.mark.parametrize(("rewards", "reward_file", "words"), CASES["bad_choices"])
 def test_a_bad_choice_of_rewards_is_named_before_anything_is_written(rewards, reward_file, words):
-    Path("mine.py").write_text("def brief(prompts, completions, **columns): return [0.0] * len(completions)")
+    Path("mine.py").write_text(
+        "def brief(prompts, completions, **columns): return [0.0] * len(completions)"
+    )
     Path("mine.txt").write_text("")
     with pytest.raises(UserError, match=words):
         grader_of(rewards, reward_file)
@@ -169,7 +190,9 @@ def test_a_bad_choice_of_rewards_is_named_before_anything_is_written(rewards, re
 
 @pytest.mark.parametrize(("data_source", "answers", "votes"), CASES["votes"])
 def test_votes_are_counted_as_the_task_compares_answers(data_source, answers, votes):
-    completions = [f"<reasoning>{i}</reasoning><answer>{text}</answer>" for i, text in enumerate(answers)]
+    completions = [
+        f"<reasoning>{i}</reasoning><answer>{text}</answer>" for i, text in enumerate(answers)
+    ]
     grader = grader_of("compute_score")
     assert grader.votes(completions, data_source) == [vote or None for vote in votes]
     most = max(filter(None, votes), key=votes.count)

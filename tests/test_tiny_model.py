@@ -14,13 +14,20 @@ from task.grading import extract_hash_answer
 
 
 def read(split):
-    return [json.loads(line) for line in (HERE / "tiny_gsm8k" / f"{split}.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)
+        for line in (HERE / "tiny_gsm8k" / f"{split}.jsonl").read_text().splitlines()
+    ]
 
 
 def test_the_shipped_files_have_their_recorded_checksums():
-    recorded = dict(line.split("  ")[::-1] for line in (HERE / "tiny.sha256").read_text().splitlines())
+    recorded = dict(
+        line.split("  ")[::-1] for line in (HERE / "tiny.sha256").read_text().splitlines()
+    )
     shipped = [p for d in ("tiny_llama", "tiny_gsm8k") for p in (HERE / d).iterdir()]
-    found = {p.relative_to(HERE).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in shipped}
+    found = {
+        p.relative_to(HERE).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in shipped
+    }
     assert found == recorded
 
 
@@ -47,12 +54,16 @@ def test_the_tokenizer_gives_back_the_text_and_pads_with_a_token_of_its_own():
     answer = "<reasoning>15-4=11,11+3=14</reasoning><answer>14</answer>"
     for text in [row["question"] for row in read("test")] + [answer]:
         assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
-    assert tokenizer.decode(tokenizer.encode(answer), skip_special_tokens=True) == answer  # the tags stay
+    # the tags stay
+    assert tokenizer.decode(tokenizer.encode(answer), skip_special_tokens=True) == answer
 
 
 @pytest.mark.slow  # 6 to 8 minutes on 2 cores
 def test_rebuilding_gives_the_same_bytes(tmp_path):
-    unset = ["env", "-u", "XLA_FLAGS", "-u", "JAX_DISABLE_MOST_OPTIMIZATIONS"]  # the suite's change rounding
-    subprocess.check_call([*unset, sys.executable, HERE / "tool.py", "make_tiny_llama", f"FOLDER={tmp_path}"])
+    # the suite's change rounding
+    unset = ["env", "-u", "XLA_FLAGS", "-u", "JAX_DISABLE_MOST_OPTIMIZATIONS"]
+    subprocess.check_call(
+        [*unset, sys.executable, HERE / "tool.py", "make_tiny_llama", f"FOLDER={tmp_path}"]
+    )
     made, shipped = ((folder / "tiny.sha256").read_text() for folder in (tmp_path, HERE))
     assert made == shipped, "another machine may round differently"

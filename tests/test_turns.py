@@ -1,4 +1,6 @@
-"""Turns: what a model draws and a world answers, against one full pass, brute force, and chapter 1's grid."""
+"""Turns: what a model draws and a world answers, against one full pass, brute force, and chapter
+1's grid.
+"""
 
 import functools
 import itertools
@@ -34,7 +36,12 @@ world = load_file(HERE / GRID, "ENVIRONMENT")
 
 
 def constants(*arguments):
-    shape = f"MAX_TURNS={TURNS}", "MAX_PROMPT_LENGTH=8", f"TOTAL_GENERATION_STEPS={T}", "TEMPERATURE=1"
+    shape = (
+        f"MAX_TURNS={TURNS}",
+        "MAX_PROMPT_LENGTH=8",
+        f"TOTAL_GENERATION_STEPS={T}",
+        "TEMPERATURE=1",
+    )
     c = settings.read(demo.Constants, (f"ENVIRONMENT={GRID}", *shape, *arguments))
     checks.refuse(c)
     return c
@@ -51,10 +58,14 @@ def engine():
 def walk(questions, *arguments, seed=0):
     made, c, form = engine(), constants(*arguments), dict(template="{question}", system_prompt="")
     prompts = [to_prompt(made.tokenizer.tokenizer, question, **form) for question in questions]
-    return turns.walk(c, made, prompts, questions, rollout.sampling_config(c, seed=jax.random.key(seed)))
+    return turns.walk(
+        c, made, prompts, questions, rollout.sampling_config(c, seed=jax.random.key(seed))
+    )
 
 
-QUESTIONS = [f"{('', 'slippery ', 'walls ')[i % 3]}row {1 + i % 3} column {1 + i % 4}" for i in range(27)]
+QUESTIONS = [
+    f"{('', 'slippery ', 'walls ')[i % 3]}row {1 + i % 3} column {1 + i % 4}" for i in range(27)
+]
 
 
 def test_the_log_probs_of_an_episode_are_those_of_one_pass_over_it():
@@ -66,13 +77,16 @@ def test_the_log_probs_of_an_episode_are_those_of_one_pass_over_it():
     for i, (tokens, log_prob) in enumerate(zip(output.tokens, output.logprobs, strict=True)):
         at = np.flatnonzero(of_turn[i] >= 0)
         found = expected[i, at, tokens[at]]
-        np.testing.assert_allclose(log_prob[at], found, atol=1e-5)  # float32, summed in another order
+        # float32, summed in another order
+        np.testing.assert_allclose(log_prob[at], found, atol=1e-5)
         assert not log_prob[of_turn[i] < 0].any()  # never drawn
     assert max(map(max, of_turn)) == TURNS - 1
 
 
 def test_a_row_is_what_was_said_without_a_gap():
-    """Each action and observation again from the tokens, and the world walked again from the actions."""
+    """Each action and observation again from the tokens, and the world walked again from the
+    actions.
+    """
     output, made = walk(QUESTIONS, "GAMMA=0.9"), engine()
     decode = functools.partial(made.tokenizer.decode, skip_special_tokens=True)
     for question, episode, tokens in zip(QUESTIONS, output.text, output.tokens, strict=True):
@@ -123,13 +137,16 @@ def test_the_batch_masks_the_worlds_tokens_and_the_page_shows_the_turns(tmp_path
     monkeypatch.setattr(demo, "update", recorded)
     said = run_here(tmp_path, *CASES["short"], "ADVANTAGE=turn", "NUM_BATCHES=2")
     assert "answers right" in said
-    rows = [json.loads(line) for line in (tmp_path / "run" / "answers.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "run" / "answers.jsonl").read_text().splitlines()
+    ]
     episodes = [answer for row in rows for answer in row["completions"]]
     for answer, (mask, advantages) in zip(episodes, fed, strict=True):
         of_turn = np.array(answer["turn"])
         assert len(of_turn) == len(answer["tokens"]) == len(answer["pieces"])
         np.testing.assert_array_equal(np.flatnonzero(mask), np.flatnonzero(of_turn >= 0))
-        np.testing.assert_allclose(answer["advantages"], advantages[: len(of_turn)], atol=1e-5)  # rounded
+        # rounded
+        np.testing.assert_allclose(answer["advantages"], advantages[: len(of_turn)], atol=1e-5)
         assert not advantages[~mask].any() and answer["advantages"][0] == answer["advantage"]
         assert answer["cut_off"] == (answer["rewards"][-1] < 0)
         gained = sum(r * 0.9**k for k, r in enumerate(answer["rewards"]))
@@ -138,10 +155,14 @@ def test_the_batch_masks_the_worlds_tokens_and_the_page_shows_the_turns(tmp_path
     groups = page.run_data(page.read(tmp_path / "run"))["groups"]
     shown = [answer for group in groups for answer in group["completions"]]
     for answer, written in zip(shown, episodes, strict=True):
-        assert [answer[name] for name in ("turn", "advantages")] == [written["turn"], written["advantages"]]
+        assert [answer[name] for name in ("turn", "advantages")] == [
+            written["turn"],
+            written["advantages"],
+        ]
         assert answer["picture"].count("<polyline") == 1
     svg = world.Environment.picture("row 1 column 1", "right\nrow 1 column 2\ndown")
-    assert 'points="20,22 60,22 60,62"' in svg and ">goal<" in svg and ">90<" in svg  # where the walk ended
+    # where the walk ended
+    assert 'points="20,22 60,22 60,62"' in svg and ">goal<" in svg and ">90<" in svg
 
 
 def rewarded(*rewards, gamma=1.0):
@@ -150,17 +171,24 @@ def rewarded(*rewards, gamma=1.0):
 
 
 def test_a_turn_is_judged_against_the_same_turn_of_its_group():
-    """By plain loops; the second group has episodes of one, two and three turns, and another reward, too."""
-    texts = [[rewarded(-1, 100), rewarded(-1, -1), rewarded(-1, -1)],
-             [rewarded(100), rewarded(-1, 100), rewarded(-1, -1, -1)]]  # fmt: skip
+    """By plain loops; the second group has episodes of one, two and three turns, and another
+    reward, too.
+    """
+    texts = [
+        [rewarded(-1, 100), rewarded(-1, -1), rewarded(-1, -1)],
+        [rewarded(100), rewarded(-1, 100), rewarded(-1, -1, -1)],
+    ]
     turn = [[[0, -1, 1, -1]] * 3, [[0, 0, -1, -1], [0, -1, 1, 1], [0, 1, -1, 2]]]
     own, other = [[e.to_go[0] for e in group] for group in texts], [[0.0, 2, 0], [0, 0, 5]]
-    answers = SimpleNamespace(texts=np.array(texts, object), turn=np.array(turn))  # [B, G], [B, G, T]
+    # [B, G], [B, G, T]
+    answers = SimpleNamespace(texts=np.array(texts, object), turn=np.array(turn))
     parts = {"episode_return": np.array(own), "other": np.array(other)}
     samples = SimpleNamespace(answers=answers, reward_parts=parts, rewards=sum(parts.values()))
     found = variants.turn_advantage(samples)
     for b in range(2):
-        values = {(i, k): g + other[b][i] for i in range(3) for k, g in enumerate(texts[b][i].to_go)}
+        values = {
+            (i, k): g + other[b][i] for i in range(3) for k, g in enumerate(texts[b][i].to_go)
+        }
         means = {k: np.mean([v for (_, j), v in values.items() if j == k]) for _, k in values}
         squares = [(v - means[k]) ** 2 for (_, k), v in values.items()]
         std = np.sqrt(sum(squares) / (len(squares) - len(means)))
@@ -183,7 +211,11 @@ def test_the_grid_is_chapter_1s():
         here.reset(world.in_words(cell), np.random.default_rng(0))
         observation, reward, terminated, truncated = here.step(name)
         next_state, expected, reached = chapter.step(c, state, action)
-        assert (observation, reward, terminated) == (world.in_words(divmod(next_state, 4)), expected, reached)
+        assert (observation, reward, terminated) == (
+            world.in_words(divmod(next_state, 4)),
+            expected,
+            reached,
+        )
         assert not truncated and world.read(observation)[1] == divmod(next_state, 4)
         np.testing.assert_allclose(ours[cell, name], theirs[state, action], atol=1e-9)
     assert len(ours) == 15 * 5  # with the move that is none
@@ -196,7 +228,10 @@ def test_the_data_sets_answers_are_the_best_returns(name):
         worlds, places = zip(*(world.read(row["question"]) for row in rows))
         assert set(worlds) == {name} and sorted(places) == sorted(world.starts(name))
         for place, row in zip(places, rows):
-            assert row["answer"] == f"{max(world.q_star(name, 0.99)[place, m] for m in world.MOVES):.2f}"
+            assert (
+                row["answer"]
+                == f"{max(world.q_star(name, 0.99)[place, m] for m in world.MOVES):.2f}"
+            )
 
 
 def test_slips_and_walls():
@@ -209,7 +244,8 @@ def test_slips_and_walls():
     here.reset("walls row 1 column 2", np.random.default_rng(0))
     assert here.step("down")[0] == "row 1 column 2" and here.step("wait")[0] == "row 1 column 2"
     values = world.q_star("walls", 1.0)
-    assert max(values[(0, 3), move] for move in world.MOVES) == 100 - 8  # nine moves around the walls
+    # nine moves around the walls
+    assert max(values[(0, 3), move] for move in world.MOVES) == 100 - 8
 
 
 def written(tmp_path, body, name="mine.py"):
@@ -251,7 +287,8 @@ def test_what_stands_around_an_observation_is_the_chat_templates():
         "{% if add_generation_prompt %}[assistant]{% endif %}"
     )
     around = turns.around_observation(TokenizerAdapter(tokenizer))
-    assert around == ("\n[user]", "<|eot_id|>\n[assistant]")  # the model has written <|eot_id|> itself
+    # the model has written <|eot_id|> itself
+    assert around == ("\n[user]", "<|eot_id|>\n[assistant]")
     tokenizer.chat_template = "{{ messages[0]['content'] }}"
     with pytest.raises(UserError, match="leaves messages out"):
         turns.around_observation(TokenizerAdapter(tokenizer))
@@ -266,10 +303,15 @@ def test_a_world_at_fault_is_one_line(body, words, tmp_path):
 
 
 def test_a_world_that_never_ends_is_cut_off(tmp_path):
-    """By MAX_TURNS, by the row's length, or by its own `truncated`: none of them is the world's end."""
+    """By MAX_TURNS, by the row's length, or by its own `truncated`: none of them is the world's
+    end.
+    """
     body = "    def reset(self, question, rng): return ''\n    def step(self, action): return {}"
-    for said, length in (("'row 1', 1.0, False, False", TURNS), ("'row 1 ' * 14, 1.0, False, False", 1),
-                         ("'', 1.0, False, True", 1)):  # fmt: skip
+    for said, length in (
+        ("'row 1', 1.0, False, False", TURNS),
+        ("'row 1 ' * 14, 1.0, False, False", 1),
+        ("'', 1.0, False, True", 1),
+    ):
         path = written(tmp_path, body.format(said), f"w{length}{len(said)}.py")
         output = walk(["row 1 column 1"] * 8, f"ENVIRONMENT={path}")
         assert not turns.ended(output, [engine().eos_id()]).any()
@@ -280,7 +322,12 @@ def test_a_world_that_never_ends_is_cut_off(tmp_path):
 def test_the_calculator():
     calculator = load_file(HERE / "examples" / "calculator.py", "ENVIRONMENT").Environment()
     assert calculator.reset("", None) == ""
-    for action, result in {"<reasoning>15-4=": "11", ",11 + 3 =": "14", "17*24=": "408", "x=": ""}.items():
+    for action, result in {
+        "<reasoning>15-4=": "11",
+        ",11 + 3 =": "14",
+        "17*24=": "408",
+        "x=": "",
+    }.items():
         assert calculator.step(action) == (result, 0.0, False, False)
     assert calculator.step("</reasoning><answer>14</answer>") == ("", 0.0, True, False)
 

@@ -34,11 +34,14 @@ def advantage(name, *groups, **fields):
     return demo.TABLES["advantage"][1][name](samples(*groups, **fields))
 
 
-@pytest.mark.parametrize(("ours", "tunixs"), [("group", "grpo"), ("centered", "drgrpo"), ("rloo", "rloo")])
+@pytest.mark.parametrize(
+    ("ours", "tunixs"), [("group", "grpo"), ("centered", "drgrpo"), ("rloo", "rloo")]
+)
 def test_each_advantage_equals_tunixs_own(ours, tunixs):
     rewards = np.random.default_rng(3).normal(size=(6, 4))
     theirs = np.asarray(function_registry.get_advantage_estimator(tunixs)(rewards.ravel(), 4))
-    np.testing.assert_allclose(advantage(ours, *rewards).ravel(), theirs, rtol=1e-6, atol=1e-7)  # float32
+    # float32
+    np.testing.assert_allclose(advantage(ours, *rewards).ravel(), theirs, rtol=1e-6, atol=1e-7)
     assert np.isfinite(advantage(ours, *np.ones((2, 4)))).all()
 
 
@@ -50,15 +53,22 @@ def test_maxrl_by_hand_and_without_a_right_answer():
 
 
 def test_gdpo_normalises_each_reward_by_itself():
-    """With Python's statistics. It tells apart the first two answers, which earn 3 of different rewards."""
+    """With Python's statistics. It tells apart the first two answers, which earn 3 of different
+    rewards.
+    """
     parts = {"form": [[3.0, 0, 3, 0], [1, 1, 1, 1]], "answer": [[0.0, 3, 1, 2], [2, 0, 0, 0]]}
     total = []
     for groups in zip(*parts.values(), strict=True):
-        means, spreads = ([of(group) for group in groups] for of in (statistics.mean, statistics.stdev))
-        total += [sum((x - m) / (s or 1) for x, m, s in zip(row, means, spreads)) for row in zip(*groups)]
+        means, spreads = (
+            [of(group) for group in groups] for of in (statistics.mean, statistics.stdev)
+        )
+        total += [
+            sum((x - m) / (s or 1) for x, m, s in zip(row, means, spreads)) for row in zip(*groups)
+        ]
     parts = {name: np.array(values) for name, values in parts.items()}
     found = advantage("gdpo", *sum(parts.values()), reward_parts=parts).ravel()
-    np.testing.assert_allclose(found, np.array(total) / statistics.stdev(total), atol=1e-5)  # each std + 1e-6
+    # each std + 1e-6
+    np.testing.assert_allclose(found, np.array(total) / statistics.stdev(total), atol=1e-5)
     of_sum = advantage("group", *sum(parts.values()))
     assert found[1] - found[0] > 0.5 and of_sum[0, 0] == of_sum[0, 1]
 
@@ -73,7 +83,9 @@ class Echo:
         self.asked.append(questions["question"][::2].tolist())
         texts, ids = questions["prompts"], questions["prompts"].astype(int)[:, None]
         ended = np.arange(len(ids)) % 2 == 0
-        return Answers(texts, ids, ids, ids, turn=0 * ids, lengths=np.ones(len(ids), int), ended=ended)
+        return Answers(
+            texts, ids, ids, ids, turn=0 * ids, lengths=np.ones(len(ids), int), ended=ended
+        )
 
 
 def rollouts(c, rewards_of, rights_of=None, steps=1, train=40, carried=None, start=0):
@@ -99,7 +111,9 @@ def rollouts(c, rewards_of, rights_of=None, steps=1, train=40, carried=None, sta
 
 
 def test_a_curriculum_takes_the_questions_closest_to_half_right():
-    """By the grade, not by the reward. Of 2 B candidates; those that were never asked count as a half."""
+    """By the grade, not by the reward. Of 2 B candidates; those that were never asked count as a
+    half.
+    """
     c = constants_of("ROLLOUTS=curriculum", "BATCH_SIZE=2", "NUM_GENERATIONS=2", "NUM_BATCHES=99")
     rows = [dict(question=f"{i:02d}", weight="1", source="") for i in range(4)]
     order = mixed_batches(rows, c.SEED, 4)[0]["question"].tolist()
@@ -113,18 +127,27 @@ def test_a_curriculum_takes_the_questions_closest_to_half_right():
 
 
 def test_a_refill_asks_other_questions_until_every_group_has_a_signal():
-    """The groups with a signal first, in their order; the log sees all; at most MAX_REFILLS batches."""
-    c = constants_of("ZERO_VARIANCE_GROUPS=refill", "BATCH_SIZE=2", "NUM_GENERATIONS=2", "NUM_BATCHES=99")
+    """The groups with a signal first, in their order; the log sees all; at most MAX_REFILLS
+    batches.
+    """
+    c = constants_of(
+        "ZERO_VARIANCE_GROUPS=refill", "BATCH_SIZE=2", "NUM_GENERATIONS=2", "NUM_BATCHES=99"
+    )
     [good], asked = rollouts(c, lambda q: (1, 2))
     assert len(asked) == 1 and good.mask.all()
     lucky = rollouts(c, lambda q: (1, 1))[1][2][1]  # only the second question of the second refill
     [some], asked = rollouts(c, lambda q: (1, 2) if q == lucky else (1, 1))
-    assert len(asked) == 1 + variants.MAX_REFILLS and asked[0] == good.questions["question"][:, 0].tolist()
+    assert (
+        len(asked) == 1 + variants.MAX_REFILLS
+        and asked[0] == good.questions["question"][:, 0].tolist()
+    )
     assert some.questions["question"][:, 0].tolist() == [lucky, asked[0][0]]
     assert (some.questions["question"].astype(int) == some.answers.completion_ids[..., 0]).all()
     assert some.rewards.tolist() == [[1, 2], [1, 1]]
     assert some.mask.any(axis=(1, 2)).tolist() == [True, False]
-    assert some.sampled.questions["question"][:, 0].tolist() == [q for batch in asked for q in batch]
+    assert some.sampled.questions["question"][:, 0].tolist() == [
+        q for batch in asked for q in batch
+    ]
     both = {lucky, asked[1][0]}
     [full], until = rollouts(c, lambda q: (1, 2) if q in both else (1, 1))
     assert until == asked[:3] and full.questions["question"][:, 0].tolist() == [asked[1][0], lucky]
@@ -135,13 +158,19 @@ def test_a_refill_asks_other_questions_until_every_group_has_a_signal():
 
 
 def test_a_group_has_a_signal_where_its_advantages_differ():
-    """GDPO tells answers with equal sums apart; rewards that are equal but for rounding are no signal."""
+    """GDPO tells answers with equal sums apart; rewards that are equal but for rounding are no
+    signal.
+    """
     columns = np.array([[[1, 0, 0], [1, 1, 1]], [[0, 0.5, 0], [1, 1, 1]], [[0, 0.5, 1], [1, 1, 1]]])
     mixed = samples([1, 1, 1], [3, 3, 3], reward_parts=dict(enumerate(columns)))
     assert variants.has_signal(demo.TABLES["advantage"][1]["gdpo"], mixed).tolist() == [True, False]
     equal = samples([0.1 + 0.2, 0.3, 0.3], [0.1] * 3, [0, 1e-3, 0])
     for name in ("group", "centered", "rloo", "maxrl"):
-        assert variants.has_signal(demo.TABLES["advantage"][1][name], equal).tolist() == [False, False, True]
+        assert variants.has_signal(demo.TABLES["advantage"][1][name], equal).tolist() == [
+            False,
+            False,
+            True,
+        ]
 
 
 @pytest.mark.parametrize(("constants", "expected"), CASES["trained_on"])
@@ -166,7 +195,8 @@ def test_a_readers_function_takes_the_place_of_the_pages(tmp_path):
     np.testing.assert_allclose(advantage, [[1, 0, 0, -1], [0, 0, 0, 0]], atol=1e-12)
 
 
-@pytest.mark.filterwarnings("ignore:(divide by zero|invalid value):RuntimeWarning")  # of the reader's code
+# of the reader's code
+@pytest.mark.filterwarnings("ignore:(divide by zero|invalid value):RuntimeWarning")
 @pytest.mark.parametrize(("text", "words"), CASES["wrong_methods"])
 def test_a_function_that_cannot_work_gets_one_line(text, words, tmp_path):
     own = tmp_path / "own.py"
@@ -180,7 +210,9 @@ def test_a_function_that_cannot_work_gets_one_line(text, words, tmp_path):
 
 
 def test_the_kl_controller_by_hand():
-    """Ziegler et al. 2019, section 2.2, with KL target 0.1: errors clipped to 0.2, -0.2, and 0.1 as it is."""
+    """Ziegler et al. 2019, section 2.2, with KL target 0.1: errors clipped to 0.2, -0.2, and 0.1 as
+    it is.
+    """
     beta = 0.5
     for kl, factor in ((0.5, 1.02), (0.001, 0.98), (0.11, 1.01), (float("nan"), 1), (0.1, 1)):
         before, beta = beta, variants.adaptive_beta(beta, 0.1, kl)

@@ -1,6 +1,8 @@
-"""The vLLM path as far as it goes without vLLM: devices, Tunix's options, and where each weight lands.
+"""The vLLM path as far as it goes without vLLM: devices, Tunix's options, and where each weight
+lands.
 
-What vLLM itself does with them is tested by vllm_engine.py (`make test-vllm`, an environment of its own).
+What vLLM itself does with them is tested by vllm_engine.py (`make test-vllm`, an environment of its
+own).
 """
 
 import contextlib
@@ -25,15 +27,27 @@ import grpo_llama3_1_8b_demo as demo
 import settings
 from model import devices, llama, lora
 from model.rollout import sampling_config
-from model.vllm import check_mapping, engine_config, engine_mapping, rounded, stochastic_round, sync_gain
+from model.vllm import (
+    check_mapping,
+    engine_config,
+    engine_mapping,
+    rounded,
+    stochastic_round,
+    sync_gain,
+)
 from run import memory
 
 CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 LLAMA_8B = memory.published_config()  # meta-llama/Llama-3.1-8B-Instruct
 
-# With halves, and gradients prompt by prompt: more can go wrong than with the defaults of the TPU column.
-TPU_COLUMN = ["MODEL=meta-llama/Llama-3.1-8B-Instruct", "TRAINER_DEVICES_FRACTION=0.5",
-              "SAMPLER_DEVICES_FRACTION=0.5", "TRAIN_MICRO_BATCH_SIZE=1"]  # fmt: skip
+# With halves, and gradients prompt by prompt: more can go wrong than with the defaults of the TPU
+# column.
+TPU_COLUMN = [
+    "MODEL=meta-llama/Llama-3.1-8B-Instruct",
+    "TRAINER_DEVICES_FRACTION=0.5",
+    "SAMPLER_DEVICES_FRACTION=0.5",
+    "TRAIN_MICRO_BATCH_SIZE=1",
+]
 
 
 def constants_of(changes):
@@ -43,7 +57,8 @@ def constants_of(changes):
 
 @pytest.mark.parametrize(("count", "changes", "trainer", "data", "model"), CASES["split"])
 def test_devices_are_split_between_trainer_and_sampler(count, changes, trainer, data, model):
-    found, mesh = devices.plan_devices(constants_of(changes), LLAMA_8B, list(range(count)))  # any objects do
+    # any objects do
+    found, mesh = devices.plan_devices(constants_of(changes), LLAMA_8B, list(range(count)))
     assert found == list(range(trainer)) and bool(mesh) == bool(data)
     if mesh:
         assert dict(mesh.shape) == {"data": data, "model": model}
@@ -60,7 +75,9 @@ def test_a_qwen3_whose_heads_the_engine_would_pad_is_refused():
     """The padding would count in the mean of its norms; the engine gave other answers with 32."""
     for width in (64, 256, 32):
         hf = transformers.Qwen3Config(head_dim=width, num_attention_heads=8, num_key_value_heads=8)
-        expected = pytest.raises(settings.UserError, match=r"ROLLOUT_ENGINE=vllm: .* head_dim is 32; 64 and")
+        expected = pytest.raises(
+            settings.UserError, match=r"ROLLOUT_ENGINE=vllm: .* head_dim is 32; 64 and"
+        )
         with expected if width == 32 else contextlib.nullcontext():
             devices.plan_devices(constants_of({}), hf, list(range(4)))
         devices.plan_devices(constants_of(dict(ROLLOUT_ENGINE="maxtext")), hf, list(range(4)))
@@ -69,29 +86,39 @@ def test_a_qwen3_whose_heads_the_engine_would_pad_is_refused():
 def test_tunix_knows_every_option_that_is_set():
     mesh = jax.sharding.Mesh(np.array(range(8)).reshape(2, 4), ("data", "model"))
     c = constants_of({})
-    config = sampling_config(c, **engine_config(c, Path("folder"), mesh, (1, 2)))  # unknown fields raise
+    # unknown fields raise
+    config = sampling_config(c, **engine_config(c, Path("folder"), mesh, (1, 2)))
     assert (config.data_parallel_size, config.tensor_parallel_size) == (2, 4)
     assert config.return_logprobs and config.seed is None
     assert config.rollout_vllm_sampling_kwargs["stop_token_ids"] == [1, 2]
 
 
 def engine_state(shapes, make=lambda shape: jax.ShapeDtypeStruct(shape, "bfloat16")):
-    """A state like the engine's: parameters by dotted name; layer numbers are integers, as in nnx lists."""
+    """A state like the engine's: parameters by dotted name; layer numbers are integers, as in nnx
+    lists.
+    """
     paths = {name: tuple(int(p) if p.isdigit() else p for p in name.split(".")) for name in shapes}
-    return nnx.State.from_flat_path({paths[name]: nnx.Param(make(shape)) for name, shape in shapes.items()})
+    return nnx.State.from_flat_path(
+        {paths[name]: nnx.Param(make(shape)) for name, shape in shapes.items()}
+    )
 
 
 def transfer(source, target, mapping):
     transfer_state_with_mappings(
-        source, target, key_mappings=mapping.to_hf_mappings, key_mapping_hook_fns=mapping.to_hf_hook_fns,
+        source,
+        target,
+        key_mappings=mapping.to_hf_mappings,
+        key_mapping_hook_fns=mapping.to_hf_hook_fns,
         transpose_keys=mapping.to_hf_transpose_keys,
-    )  # fmt: skip
+    )
     return {".".join(map(str, path)): leaf[...] for path, leaf in target.flat_state()}
 
 
 @pytest.fixture(scope="module")
 def llama_8b():
-    """Actor and engine of Llama 3.1 8B, all shapes; vllm_engine.py compares the JSON file with the engine."""
+    """Actor and engine of Llama 3.1 8B, all shapes; vllm_engine.py compares the JSON file with the
+    engine.
+    """
     shapes = json.loads((GOLDEN / "vllm_llama31_8b.json").read_text())
     assert sum(map(np.prod, shapes.values())) == 8_030_261_248
     sizes = dict(rows=16, prompt_tokens=256, new_tokens=768)
@@ -105,7 +132,8 @@ def test_every_weight_of_the_8b_model_has_one_place_in_the_engine_and_fills_it(l
     assert sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(source)) == 8_030_261_248
     check_mapping(mapping.to_hf_mappings, source, engine_state(shapes))
 
-    def move(source):  # Tunix's own transfer, traced; what it does not fill is still a shape and no tracer
+    # Tunix's own transfer, traced; what it does not fill is still a shape and no tracer
+    def move(source):
         moved = transfer(source, engine_state(shapes), mapping)
         assert all(isinstance(leaf, jax.core.Tracer) for leaf in moved.values())
         return moved
@@ -116,10 +144,15 @@ def test_every_weight_of_the_8b_model_has_one_place_in_the_engine_and_fills_it(l
 
 
 @pytest.mark.parametrize(
-    ("source", "name", "engines"),  # a weight without a place, two in one place, and one that leads nowhere
+    # a weight without a place, two in one place, and one that leads nowhere
+    ("source", "name", "engines"),
     [
         ("decoder_norm.scale", "model.norm.scale", ""),
-        ("layers.mlp.wi_1.kernel", "model.layers.0.mlp.up_proj", "model.layers.*.mlp.gate_proj.kernel"),
+        (
+            "layers.mlp.wi_1.kernel",
+            "model.layers.0.mlp.up_proj",
+            "model.layers.*.mlp.gate_proj.kernel",
+        ),
         ("logits_dense.kernel", "logits_dense", "lm_head.weight"),
     ],
 )
@@ -135,8 +168,12 @@ def test_a_map_with_a_hole_is_refused(llama_8b, source, name, engines):
 
 def engine_weights(hf, weights, width):
     """A checkpoint's weights as the engine has them, with heads padded to `width`."""
-    names = [("embed_tokens.weight", "embed.embedding"), ("lm_head.weight", "model.lm_head"),
-             ("norm.weight", "norm.scale"), ("proj.weight", "proj.kernel")]  # fmt: skip
+    names = [
+        ("embed_tokens.weight", "embed.embedding"),
+        ("lm_head.weight", "model.lm_head"),
+        ("norm.weight", "norm.scale"),
+        ("proj.weight", "proj.kernel"),
+    ]
     E, H, pad = hf.hidden_size, hf.head_dim, (0, width - hf.head_dim)
     engine = {}
     for name, weight in weights.items():
@@ -154,7 +191,9 @@ def engine_weights(hf, weights, width):
 
 @pytest.mark.parametrize("name", ["llama31_rope", "tied_embeddings", "qwen3", "qwen3_tied"])
 def test_the_engine_receives_the_numbers_of_the_checkpoint(name):
-    """There and back again: what Tunix puts into the engine are the Hugging Face weights, heads padded."""
+    """There and back again: what Tunix puts into the engine are the Hugging Face weights, heads
+    padded.
+    """
     adapter, _, config, hf = load(GOLDEN / name, scan_layers=True)
     weights = safetensors.numpy.load_file(GOLDEN / name / "model.safetensors")
     expected = engine_weights(hf, weights, 128)
@@ -202,7 +241,10 @@ def test_a_small_lora_update_arrives_in_bfloat16_only_if_it_is_rounded_at_random
     weights = safetensors.numpy.load_file(tmp_path / "model" / "model.safetensors")
     adapted, merge = lora.add_lora(base, mesh, config, 4, 4.0, ",".join(lora.TARGETS), seed=0)
     merge = jax.jit(merge)
-    params, mapping = nnx.state(adapted, nnx.Param), engine_mapping(adapted, config.model_name, hf.head_dim)
+    params, mapping = (
+        nnx.state(adapted, nnx.Param),
+        engine_mapping(adapted, config.model_name, hf.head_dim),
+    )
     shapes = {name: array.shape for name, array in engine_weights(hf, weights, hf.head_dim).items()}
 
     def gain(dtype, used):
@@ -217,4 +259,5 @@ def test_a_small_lora_update_arrives_in_bfloat16_only_if_it_is_rounded_at_random
             leaf.set_value(jnp.asarray(signs, jnp.float32))
     assert gain("float32", mapping) == pytest.approx(1, abs=1e-3)
     assert gain("bfloat16", mapping) < 0.3
-    assert gain("bfloat16", rounded(mapping)) == pytest.approx(1, abs=0.06)  # 100,000 weights: 0.013 expected
+    # 100,000 weights: 0.013 expected
+    assert gain("bfloat16", rounded(mapping)) == pytest.approx(1, abs=0.06)

@@ -1,11 +1,12 @@
-"""Lets tpu-inference 0.32.0's JAX runner, vLLM's engine on a TPU, run on JAX's CPU backend: for tests only.
+"""Lets tpu-inference 0.32.0's JAX runner, vLLM's engine on a TPU, run on JAX's CPU backend: for
+tests only.
 
-Four parts of it ask for a TPU: the name of the device, its memory, compiler options that XLA's CPU compiler
-does not know, and the attention kernel (Pallas). The first three get fixed answers; the kernel is replaced
-by a plain JAX function of the same arguments and results, for head widths that are multiples of 128. And
-Tunix forbids all transfers during a weight sync on whatever is neither TPU nor GPU, then makes one itself:
-that guard goes. Scheduler, block tables, KV cache, model, sampler and weight transfer stay as they are.
-Import this module before anything of JAX or vLLM.
+Four parts of it ask for a TPU: the name of the device, its memory, compiler options that XLA's CPU
+compiler does not know, and the attention kernel (Pallas). The first three get fixed answers; the
+kernel is replaced by a plain JAX function of the same arguments and results, for head widths that
+are multiples of 128. And Tunix forbids all transfers during a weight sync on whatever is neither
+TPU nor GPU, then makes one itself: that guard goes. Scheduler, block tables, KV cache, model,
+sampler and weight transfer stay as they are. Import this module before anything of JAX or vLLM.
 """
 
 import contextlib
@@ -42,23 +43,31 @@ jax.transfer_guard_host_to_device = lambda level: contextlib.nullcontext()
 def ragged_paged_attention(
     q, k, v, kv_cache, kv_lens, page_indices, cu_q_lens, distribution, *, sm_scale, **options
 ):
-    """Writes the new keys and values into the paged cache and attends causally to all that came before.
+    """Writes the new keys and values into the paged cache and attends causally to all that came
+    before.
 
-    `q` [T, H, D], `k` and `v` [T, K, D] are the new tokens of all sequences, one after the other, which begin
-    at `cu_q_lens` [S + 1]; `kv_lens` [S] are a sequence's tokens with them. `kv_cache` is [pages, page_size,
-    2 K, 1, D], key and value of a head side by side; `page_indices` is [S * pages a sequence]. The last of
-    `distribution` [3] is the number of sequences. Returns [T, H, D] and the new cache.
+    `q` [T, H, D], `k` and `v` [T, K, D] are the new tokens of all sequences, one after the other,
+    which begin at `cu_q_lens` [S + 1]; `kv_lens` [S] are a sequence's tokens with them. `kv_cache`
+    is [pages, page_size, 2 K, 1, D], key and value of a head side by side; `page_indices` is [S *
+    pages a sequence]. The last of `distribution` [3] is the number of sequences. Returns [T, H, D]
+    and the new cache.
     """
     assert options.pop("update_kv_cache") and options.pop("use_causal_mask")
     assert not any(options.values()), options
-    (T, H, D), K, (num_pages, page_size, *_), S = q.shape, k.shape[1], kv_cache.shape, kv_lens.shape[0]
+    (T, H, D), K, (num_pages, page_size, *_), S = (
+        q.shape,
+        k.shape[1],
+        kv_cache.shape,
+        kv_lens.shape[0],
+    )
     pages = page_indices.reshape(S, -1)  # [S, pages a sequence]
     t = jnp.arange(T)
     sequence = jnp.clip(jnp.searchsorted(cu_q_lens[1:], t, side="right"), 0, S - 1)  # [T]
     valid = t < cu_q_lens[distribution[-1]]  # [T]
     new = cu_q_lens[sequence + 1] - cu_q_lens[sequence]
     position = jnp.where(valid, kv_lens[sequence] - new + t - cu_q_lens[sequence], 0)  # [T]
-    page = jnp.where(valid, pages[sequence, position // page_size], num_pages)  # out of range: dropped
+    # out of range: dropped
+    page = jnp.where(valid, pages[sequence, position // page_size], num_pages)
     pair = jnp.stack([k, v], axis=2).reshape(T, *kv_cache.shape[2:])  # [T, 2 K, 1, D]
     kv_cache = kv_cache.at[page, position % page_size].set(pair.astype(kv_cache.dtype), mode="drop")
 

@@ -1,7 +1,9 @@
-"""Reads the course's pages for MkDocs: `make site`. Material for MkDocs makes the rest, see mkdocs.yml.
+"""Reads the course's pages for MkDocs: `make site`. Material for MkDocs makes the rest, see
+mkdocs.yml.
 
-English pages keep their places: X.md becomes X.html, a README index.html. X_ch.md becomes zh/X.html. What
-they link to comes along: pictures as they are, scripts and tables as pages with an anchor for every line.
+English pages keep their places: X.md becomes X.html, a README index.html. X_ch.md becomes
+zh/X.html. What they link to comes along: pictures as they are, scripts and tables as pages with an
+anchor for every line.
 """
 
 import functools
@@ -31,7 +33,10 @@ PLAYGROUND = ROOT / "5_GRPO_Maxtext/assets/playground.html"
 REPORT = ROOT / "runs/seed_0/report.html"  # of the default run
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("[1-5]_*/*.md"), *ROOT.glob("[1-5]_*/docs/*.md")])
 LANGUAGE = os.environ.get("SITE_LANGUAGE", "en")[:2]
-NAMES = {"en": ("Glossary", "Playground", "A run's report"), "zh": ("詞彙", "互動頁", "一次執行的報告")}
+NAMES = {
+    "en": ("Glossary", "Playground", "A run's report"),
+    "zh": ("詞彙", "互動頁", "一次執行的報告"),
+}
 ROOMS = {  # what the site shows of the playground: below the paragraph of a page that links to it
     "README": "room=4",
     "4_GRPO_MNIST/README": "figure=group",
@@ -100,16 +105,22 @@ def slug(heading: str) -> str:
 def reader() -> MarkdownIt:
     """Reads the Markdown that GitHub reads; MkDocs' own reader knows another dialect."""
     markdown = MarkdownIt("commonmark", {"html": True}).enable("table")
-    markdown.use(anchors_plugin, max_level=6, slug_func=slug).use(dollarmath_plugin, renderer=formula)
+    markdown.use(anchors_plugin, max_level=6, slug_func=slug).use(
+        dollarmath_plugin, renderer=formula
+    )
     markdown.add_render_rule("fence", fence)
     return markdown.disable("math_inline")  # a dollar inside a line is money, or a shell's
 
 
 def line_of(path: Path, shown: str) -> int:
-    """The line of a file, from 1, that defines a name, or else the first that holds a text, or else 1."""
+    """The line of a file, from 1, that defines a name, or else the first that holds a text, or else
+    1.
+    """
     lines = path.read_text().splitlines()
     wanted = rf"(def|class) {re.escape(shown)}\b", re.escape(shown)
-    return next((n for text in wanted for n, line in enumerate(lines, 1) if re.search(text, line)), 1)
+    return next(
+        (n for text in wanted for n, line in enumerate(lines, 1) if re.search(text, line)), 1
+    )
 
 
 @functools.cache
@@ -126,7 +137,9 @@ def terms(glossary: Path) -> dict[str, tuple[str, str]]:
 
 
 def with_hints(paragraph: str, left: dict, address: str) -> str:
-    """A paragraph with a link to the glossary, at `address`, from each of the terms that are `left`."""
+    """A paragraph with a link to the glossary, at `address`, from each of the terms that are
+    `left`.
+    """
 
     def hint(match: re.Match) -> str:
         if match[0] not in left:
@@ -141,10 +154,14 @@ def with_hints(paragraph: str, left: dict, address: str) -> str:
 
 
 def film(image: re.Match, path: Path) -> str:
-    """The <img> of a GIF on a page as a still; page.js plays the frames, with a button and a slider."""
+    """The <img> of a GIF on a page as a still; page.js plays the frames, with a button and a
+    slider.
+    """
     address, rest = image.groups()
     frames = Image.open(ROOT / os.path.normpath(place(path).parent / address).removeprefix("zh/"))
-    facts = f'data-src="{address}" data-count="{frames.n_frames}" data-ms="{frames.info["duration"]}"'
+    facts = (
+        f'data-src="{address}" data-count="{frames.n_frames}" data-ms="{frames.info["duration"]}"'
+    )
     still = f'<img src="{address}.frames/{frames.n_frames - 1}.webp"{rest}>'
     return f'<span class="film" {facts}>{still}</span>'
 
@@ -167,15 +184,22 @@ def read(path: Path) -> tuple[str, set[Path]]:
         rest = f"><code>{shown}</code>" if shown else ""
         return f'{name}="{to(target, path)}{anchor and "#"}{anchor}"{rest}'
 
-    text = re.sub(r"^> (?:繁體中文：|English: )\[.*\n", "", path.read_text(), count=1, flags=re.MULTILINE)
+    text = re.sub(
+        r"^> (?:繁體中文：|English: )\[.*\n", "", path.read_text(), count=1, flags=re.MULTILINE
+    )
     body = reader().render(text).replace("<th></th>", "<td></td>")
     body = re.sub(r'(href|src|srcset)="([^"]*)"(?:><code>([^<]*)</code>)?', linked, body)
     body = re.sub(r'<img src="([^"]*\.gif)"([^>]*)>', lambda match: film(match, path), body)
     glossary = ROOT / ("GLOSSARY_ch.md" if language == "zh" else "GLOSSARY.md")
     if path == glossary:
-        rows = re.sub(r"<tr>\n<td>(.*?)</td>", lambda m: m[0].replace("<tr", f'<tr id="{slug(m[1])}"'), body)
+        rows = re.sub(
+            r"<tr>\n<td>(.*?)</td>", lambda m: m[0].replace("<tr", f'<tr id="{slug(m[1])}"'), body
+        )
         return f'<div class="glossary">{rows}</div>', wanted
-    left, page = dict(terms(glossary)), str(path.relative_to(ROOT).with_suffix("")).removesuffix("_ch")
+    left, page = (
+        dict(terms(glossary)),
+        str(path.relative_to(ROOT).with_suffix("")).removesuffix("_ch"),
+    )
     rooms = {f"/{PLAYGROUND.name}": ROOMS[page]} if page in ROOMS else dict(FIGURES)
 
     def framed(block: re.Match) -> str:
@@ -193,7 +217,9 @@ def at_home(path: Path) -> str:
     """The playground or the report, with the site's addresses for the course's pages."""
     text = path.read_text().replace('name="course" content="md"', 'name="course" content="html"')
     return re.sub(
-        r'(href|data-zh)="[./]*(5_GRPO_Maxtext/[^"?#]*)', lambda m: f'{m[1]}="{place(ROOT / m[2])}', text
+        r'(href|data-zh)="[./]*(5_GRPO_Maxtext/[^"?#]*)',
+        lambda m: f'{m[1]}="{place(ROOT / m[2])}',
+        text,
     )
 
 
@@ -206,7 +232,9 @@ def text_page(path: Path) -> str:
 
 def folder_page(folder: Path) -> tuple[str, set[Path]]:
     """The HTML of a folder without a page of its own, and the files of the repository in it."""
-    listed = subprocess.run(["git", "ls-files"], cwd=folder, capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=folder, capture_output=True, text=True, check=True
+    )
     inside = [folder / name for name in listed.stdout.split() if "/" not in name]
     links = "".join(f'<li><a href="{place(path).name}">{path.name}</a></li>' for path in inside)
     return f"<h1>{folder.relative_to(ROOT)}</h1>\n<ul>{links}</ul>", set(inside)
@@ -218,7 +246,9 @@ def title_of(path: Path) -> str:
 
 
 def navigation() -> list:
-    """The sidebar: a section for each chapter, its pages in the order in which its first page names them."""
+    """The sidebar: a section for each chapter, its pages in the order in which its first page names
+    them.
+    """
     pages = [path for path in PAGES if language_of(path) == LANGUAGE]
     address = {path: str(place(path).with_suffix(".md")).removeprefix("zh/") for path in pages}
     first = ROOT / ("README_ch.md" if LANGUAGE == "zh" else "README.md")
@@ -228,7 +258,9 @@ def navigation() -> list:
         text = chapter.read_text()
         rest = [path for path in pages if path.is_relative_to(folder) and path != chapter]
         rest.sort(key=lambda path: text.find(path.name) % len(text))
-        entries.append({title_of(chapter): [address[chapter], *({title_of(p): address[p]} for p in rest)]})
+        entries.append(
+            {title_of(chapter): [address[chapter], *({title_of(p): address[p]} for p in rest)]}
+        )
     glossary, playground, report = NAMES[LANGUAGE]
     playground = {playground: f"root:{place(PLAYGROUND)}#lang={LANGUAGE}"}
     return [*entries, {glossary: "GLOSSARY.md"}, playground, {report: f"root:{place(REPORT)}"}]
@@ -238,7 +270,9 @@ BODIES: dict[str, str] = {}  # of the pages being built, by their place
 
 
 def on_config(config):
-    """Takes the language's folder, name and sidebar; gives the search a worker that opens from disk."""
+    """Takes the language's folder, name and sidebar; gives the search a worker that opens from
+    disk.
+    """
     config.site_dir = str(ROOT / ("site/zh" if LANGUAGE == "zh" else "site"))
     config.nav = navigation()
     [config.site_name] = config.nav[0]
@@ -255,7 +289,8 @@ def on_files(files, config):
         found[folder] = folder_page(folder)
         wanted |= found[folder][1]
     for path in wanted - found.keys():
-        if LANGUAGE == "en" and path.is_file() and not is_copied(path):  # the Chinese pages link to these
+        # the Chinese pages link to these
+        if LANGUAGE == "en" and path.is_file() and not is_copied(path):
             found[path] = text_page(path), set()
     add = functools.partial(File.generated, config)
     for path, (body, _) in found.items():
@@ -264,13 +299,16 @@ def on_files(files, config):
             BODIES[uri] = body
             files.append(add(uri, content=""))
     for path in filter(is_copied, wanted) if LANGUAGE == "en" else ():
-        source = {"abs_src_path": str(path)} if path.suffix != ".html" else {"content": at_home(path)}
+        source = (
+            {"abs_src_path": str(path)} if path.suffix != ".html" else {"content": at_home(path)}
+        )
         files.append(add(str(place(path)), **source))
         if path.suffix == ".gif":
             for i, frame in enumerate(ImageSequence.Iterator(Image.open(path))):
                 frame.convert("RGBA").save(data := io.BytesIO(), "webp", lossless=True)
                 files.append(add(f"{place(path)}.frames/{i}.webp", content=data.getvalue()))
-    # What is searched for is cut by the words of the index, but for the last one: "o<" stops before the end.
+    # What is searched for is cut by the words of the index, but for the last one: "o<" stops before
+    # the end.
     worker = next(file for file in files if re.search(r"workers/search.*\.js$", file.src_uri))
     worker.content_string = worker.content_string.replace(
         "o<t.length;o++)t.slice(s,o)", "o<=t.length;o++)t.slice(s,o)"
@@ -285,7 +323,9 @@ if (location.protocol === "file:")
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Nothing for MkDocs to read: the page is HTML already. Scripts and tables stay out of the search."""
+    """Nothing for MkDocs to read: the page is HTML already. Scripts and tables stay out of the
+    search.
+    """
     if "<h1 id=" not in BODIES[page.file.src_uri]:
         page.meta = {"hide": ["navigation", "toc"], "search": {"exclude": True}}
     return ""
@@ -303,8 +343,12 @@ def on_page_content(body, page, config, files):
 
 
 def on_page_context(context, page, config, nav):
-    """The switch between the languages leads to the same page, or the first where the other has none."""
-    both = {place(path) for path in PAGES} >= {Path(lang, page.file.dest_uri) for lang in ("", "zh")}
+    """The switch between the languages leads to the same page, or the first where the other has
+    none.
+    """
+    both = {place(path) for path in PAGES} >= {
+        Path(lang, page.file.dest_uri) for lang in ("", "zh")
+    }
     uri = page.file.dest_uri if both else "index.html"
     config.extra["alternate"] = [
         {"name": "English", "link": f"root:{uri}", "lang": "en"},
@@ -313,6 +357,8 @@ def on_page_context(context, page, config, nav):
 
 
 def on_post_page(output, page, config):
-    """Links from the top of both languages, which MkDocs can't make; none that make the theme fetch a map."""
+    """Links from the top of both languages, which MkDocs can't make; none that make the theme fetch
+    a map.
+    """
     up = "../" * (page.file.dest_uri.count("/") + (LANGUAGE == "zh"))
     return re.sub('<link rel="alternate".*?>', "", output).replace('href="root:', f'href="{up}')

@@ -1,7 +1,8 @@
-"""Makes notebooks of the chapters, prose and script, in both languages: `make notebooks`. Never edit them.
+"""Makes notebooks of the chapters, prose and script, in both languages: `make notebooks`. Never
+edit them.
 
-Each is a page of the course with its formulas and pictures. A section that quotes the script stands before
-the cell it quotes; what comes after the last of these stands after the run.
+Each is a page of the course with its formulas and pictures. A section that quotes the script stands
+before the cell it quotes; what comes after the last of these stands after the run.
 
     .venv-site/bin/python tools/notebooks.py notebooks
 """
@@ -80,7 +81,9 @@ for path in sorted(max(results, key=os.path.getmtime).parent.iterdir()):
 
 
 def prose(text: str, page: Path):
-    """Sections of a page as a cell that carries its pictures; links lead from the folder notebooks/."""
+    """Sections of a page as a cell that carries its pictures; links lead from the folder
+    notebooks/.
+    """
     pictures = {}
 
     def carried(match: re.Match) -> str:
@@ -106,7 +109,9 @@ def notebook(script: str, language: str = ""):
 
     def quoted(section: str) -> int:
         """The first cell of which a section quotes a line, or which defines a name that it gives."""
-        code = [f"def {text}(" if text.isidentifier() else text for text in re.findall(quotes, section)]
+        code = [
+            f"def {text}(" if text.isidentifier() else text for text in re.findall(quotes, section)
+        ]
         found = (i for i, cell in enumerate(cells) if i and any(text in cell for text in code))
         return next(found, len(cells))
 
@@ -116,12 +121,20 @@ def notebook(script: str, language: str = ""):
     setup = SETUP.format(script=script, folder=Path(script).parent)
     made = [new_markdown_cell(ABOUT[language].format(script=script)), new_code_cell(setup)]
     for i, cell in enumerate([*cells, RESULT]):
-        made += [prose(section, page) for section, place in zip(sections, places) if place == i < len(cells)]
+        made += [
+            prose(section, page)
+            for section, place in zip(sections, places)
+            if place == i < len(cells)
+        ]
         if heading := re.match(r"# %% (.*?) -+\n", cell):
             made.append(new_markdown_cell(f"### {heading[1]}"))
         made.append(new_code_cell(cell[heading.end() if heading else 0 :].strip()))
-    made += [prose(section, page) for section, place in zip(sections, places) if place == len(cells)]
-    return new_notebook(cells=made, metadata={"kernelspec": {"display_name": "Python 3", "name": "python3"}})
+    made += [
+        prose(section, page) for section, place in zip(sections, places) if place == len(cells)
+    ]
+    return new_notebook(
+        cells=made, metadata={"kernelspec": {"display_name": "Python 3", "name": "python3"}}
+    )
 
 
 def make(target: Path) -> None:

@@ -1,8 +1,9 @@
-"""A calculator as an environment: ENVIRONMENT=examples/calculator.py REWARDS=check_answer,check_numbers.
+"""A calculator as an environment: ENVIRONMENT=examples/calculator.py
+REWARDS=check_answer,check_numbers.
 
-The model writes "17*24=", reads "408" and goes on, in the same message. The environment gives no rewards, so
-name some that grade the text. For a model that was taught to write <calc>17*24</calc>, set
-STOP = "</calc>" and SUM = r"<calc>(\\d+)([-+*])(\\d+)</calc>$".
+The model writes "17*24=", reads "408" and goes on, in the same message. The environment gives no
+rewards, so name some that grade the text. For a model that was taught to write <calc>17*24</calc>,
+set STOP = "</calc>" and SUM = r"<calc>(\\d+)([-+*])(\\d+)</calc>$".
 """
 
 import re

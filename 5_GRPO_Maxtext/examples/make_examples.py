@@ -2,8 +2,8 @@
 
     python 5_GRPO_Maxtext/examples/make_examples.py
 
-It's tiny_llama with the same weights; its tokens <reasoning> and </reasoning> are renamed to <think> and
-</think>. The data of the examples is in the folders beside this file:
+It's tiny_llama with the same weights; its tokens <reasoning> and </reasoning> are renamed to
+<think> and </think>. The data of the examples is in the folders beside this file:
 
     word_problems/    prompt, ground_truth, data_source and extra_info
     one_step/         the same columns, data_source math_reasoning: one operation

@@ -3,8 +3,8 @@
     python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py METHOD=examples/my_method.py
     python benchmarks/methods.py METHOD=5_GRPO_Maxtext/examples/my_method.py    # seven seeds, in the table
 
-`Method` in grpo_variants.py has the names and arguments: rollouts, advantage, weights, objective, kl. A file
-may have several of them.
+`Method` in grpo_variants.py has the names and arguments: rollouts, advantage, weights, objective,
+kl. A file may have several of them.
 """
 
 import numpy as np

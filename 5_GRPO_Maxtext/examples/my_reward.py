@@ -1,7 +1,8 @@
 """Your own reward, to copy and change. docs/own_data_and_rewards.md has the command.
 
-REWARD_FUNC=examples/my_reward.py takes `compute_score` from here. Other functions only count if REWARDS names
-them. You can mix them with built-in ones: REWARDS=compute_score,short_answer,match_format_exactly.
+REWARD_FUNC=examples/my_reward.py takes `compute_score` from here. Other functions only count if
+REWARDS names them. You can mix them with built-in ones:
+REWARDS=compute_score,short_answer,match_format_exactly.
 """
 
 from reward_func import extract_answer, format_ok, grade
@@ -20,7 +21,8 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None) -> f
         return 0.0
     if not format_ok(solution_str):
         return 0.25  # partial credit: right, but a tag is missing
-    return 1.0 if extra_info["working"] in solution_str else 0.5  # full marks only if it shows the working
+    # full marks only if it shows the working
+    return 1.0 if extra_info["working"] in solution_str else 0.5
 
 
 def short_answer(prompts, completions, **columns) -> list[float]:

@@ -1,9 +1,10 @@
 """Assigns devices to training and generation, and coordinates several hosts.
 
-With `jax.distributed` one process per host runs the same command with DISTRIBUTED=True. Every host reads the
-same questions, samples the same answers and grades them all: that's cheap. Only the model's arrays are
-sharded over the devices of all hosts, and each host places its own part of a batch. The first host writes
-RUN_DIR, the others a folder host_<i> in it. All write the checkpoints together, to a shared folder.
+With `jax.distributed` one process per host runs the same command with DISTRIBUTED=True. Every host
+reads the same questions, samples the same answers and grades them all: that's cheap. Only the
+model's arrays are sharded over the devices of all hosts, and each host places its own part of a
+batch. The first host writes RUN_DIR, the others a folder host_<i> in it. All write the checkpoints
+together, to a shared folder.
 """
 
 import contextlib
@@ -23,16 +24,22 @@ from model.versions import first_line
 from run.machine import CARDS, CHIPS, TPU, Machine, attention_fault, parse_machine
 from settings import UserError
 
-# %% GPU ----------------------------------------------------------------------------------------------------
-NVIDIA_DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")  # also in a container, also under Windows
+# %% GPU -------------------------------------------------------------------------------------------
+# also in a container, also under Windows
+NVIDIA_DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
 
 
 def check_gpu() -> None:
-    """Warns about an unused GPU, and refuses CUDA packages without a GPU: jax would silently use the CPU."""
+    """Warns about an unused GPU, and refuses CUDA packages without a GPU: jax would silently use
+    the CPU.
+    """
     platforms = os.environ.get("JAX_PLATFORMS", "")
     if "cpu" in platforms:
         return
-    packages, gpu = importlib.util.find_spec("jax_cuda13_plugin"), any(map(os.path.exists, NVIDIA_DEVICES))
+    packages, gpu = (
+        importlib.util.find_spec("jax_cuda13_plugin"),
+        any(map(os.path.exists, NVIDIA_DEVICES)),
+    )
     if packages and not gpu:
         raise UserError(
             "JAX_PLATFORMS is not set, the CUDA packages are installed, and there is no NVIDIA GPU; install "
@@ -44,7 +51,9 @@ def check_gpu() -> None:
         reason = first_line(error) if str(error) else "no such device is set up here"
         raise UserError(f"JAX_PLATFORMS={platforms}: {reason}; unset it to use the CPU") from None
     if gpu and not packages and backend == "cpu":
-        print("devices  the NVIDIA GPU here is not used: these packages are the CPU's; see `make demo-cuda`")
+        print(
+            "devices  the NVIDIA GPU here is not used: these packages are the CPU's; see `make demo-cuda`"
+        )
 
 
 @contextlib.contextmanager
@@ -70,11 +79,17 @@ def machine_for(c) -> Machine:
         card = next((card for card, row in CARDS.items() if row["name"] == name), "")
         name = f"{count}x" * (count > 1) + (card or name)
         return Machine(platform, name, float(device.compute_capability), card, count)
-    return TPU if c.DRY_RUN and not settings.is_small(c.MODEL) else Machine(platform, name, chips=count)
+    return (
+        TPU
+        if c.DRY_RUN and not settings.is_small(c.MODEL)
+        else Machine(platform, name, chips=count)
+    )
 
 
 def check_machine(c) -> None:
-    """Refuses what this machine, or MACHINE, can't do, and warns of slow setups; before any download."""
+    """Refuses what this machine, or MACHINE, can't do, and warns of slow setups; before any
+    download.
+    """
     if fault := attention_fault(c, machine_for(c)):
         raise UserError(f"ATTENTION={c.ATTENTION}: {fault}")
     if c.ROLLOUT_ENGINE == "vllm" and jax.process_count() > 1:
@@ -92,11 +107,12 @@ def check_machine(c) -> None:
         )
 
 
-# %% Several hosts ------------------------------------------------------------------------------------------
+# %% Several hosts ---------------------------------------------------------------------------------
 def find_devices(c) -> None:
     """Joins the other hosts, if any. Must run before anything touches a device.
 
-    Under Pathways one process drives the chips of all hosts; with DISTRIBUTED each host runs a process.
+    Under Pathways one process drives the chips of all hosts; with DISTRIBUTED each host runs a
+    process.
     """
     if importlib.util.find_spec("tpu_info"):
         import tpu_info  # noqa: F401 - vLLM imports it, which starts processes; must precede opening the TPU
@@ -112,8 +128,9 @@ def find_devices(c) -> None:
 def join() -> None:
     """Joins the other hosts. Call it before asking jax for its devices.
 
-    On a TPU slice, under SLURM (launch/slurm.sh: one GPU per task) and Open MPI, jax finds the others itself.
-    Elsewhere set JAX_COORDINATOR_ADDRESS (host:port of the first), JAX_NUM_PROCESSES and JAX_PROCESS_ID.
+    On a TPU slice, under SLURM (launch/slurm.sh: one GPU per task) and Open MPI, jax finds the
+    others itself. Elsewhere set JAX_COORDINATOR_ADDRESS (host:port of the first), JAX_NUM_PROCESSES
+    and JAX_PROCESS_ID.
     """
     names = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
     try:
@@ -134,12 +151,17 @@ def is_first() -> bool:
 @contextlib.contextmanager
 def only_first_prints() -> Iterator[None]:
     """Silences all hosts but the first while the block runs."""
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(sys.stdout if is_first() else nowhere):
+    with (
+        open(os.devnull, "w") as nowhere,
+        contextlib.redirect_stdout(sys.stdout if is_first() else nowhere),
+    ):
         yield
 
 
 def no_bar() -> bool | None:
-    """For tqdm's `disable`: True on all hosts but the first; None hides the bar if there's no terminal."""
+    """For tqdm's `disable`: True on all hosts but the first; None hides the bar if there's no
+    terminal.
+    """
     return None if is_first() else True
 
 
@@ -149,21 +171,28 @@ def of_first(number: int) -> int:
 
 
 def all_agree(here: bool) -> bool:
-    """Whether `here` is true on every host. If one host decided alone, the others would wait forever."""
+    """Whether `here` is true on every host. If one host decided alone, the others would wait
+    forever.
+    """
     return bool(np.all(multihost_utils.process_allgather(np.bool_(here))))
 
 
-# %% Trainer and sampler ------------------------------------------------------------------------------------
+# %% Trainer and sampler ---------------------------------------------------------------------------
 def plan_devices(c, hf, devices: list) -> tuple[list, jax.sharding.Mesh | None]:
-    """The trainer's devices, and vLLM's mesh with the axes ("data", "model"), or None if MaxText generates.
+    """The trainer's devices, and vLLM's mesh with the axes ("data", "model"), or None if MaxText
+    generates.
 
-    With vLLM the first TRAINER_DEVICES_FRACTION train and the last SAMPLER_DEVICES_FRACTION generate. All
-    devices do both with rollout.py (it decodes with the trainer's own weights), on a single device, or if
-    both fractions are 1.0. The heads in the checkpoint's config `hf` are sharded among the chips, too.
+    With vLLM the first TRAINER_DEVICES_FRACTION train and the last SAMPLER_DEVICES_FRACTION
+    generate. All devices do both with rollout.py (it decodes with the trainer's own weights), on a
+    single device, or if both fractions are 1.0. The heads in the checkpoint's config `hf` are
+    sharded among the chips, too.
     """
     vllm, trainer, sampler = c.ROLLOUT_ENGINE == "vllm", devices, devices
     if vllm and len(devices) > 1:
-        shares = {name: getattr(c, name) for name in ("TRAINER_DEVICES_FRACTION", "SAMPLER_DEVICES_FRACTION")}
+        shares = {
+            name: getattr(c, name)
+            for name in ("TRAINER_DEVICES_FRACTION", "SAMPLER_DEVICES_FRACTION")
+        }
         for name, share in shares.items():
             count = share * len(devices)
             if not math.isclose(count, round(count), abs_tol=1e-6):
@@ -185,20 +214,34 @@ def plan_devices(c, hf, devices: list) -> tuple[list, jax.sharding.Mesh | None]:
     # tpu-inference 0.32 pads such heads with zeros, and its norms average over the padding, too
     padded = hf.model_type == "qwen3" and hf.head_dim != 64 and hf.head_dim % 128
     rules = [  # whether it's refused, why and what to do
-        (len(trainer) % tensor or kv % tensor, f"TRAINER_TENSOR_PARALLEL={tensor}: must divide the "
-         f"{len(trainer)} devices that train and the {kv} key/value heads of MODEL"),
-        (sequences % fsdp, f"BATCH_SIZE={c.BATCH_SIZE}: the {sequences} sequences of a gradient pass, "
-         f"(TRAIN_MICRO_BATCH_SIZE={c.TRAIN_MICRO_BATCH_SIZE} or BATCH_SIZE) x NUM_GENERATIONS="
-         f"{c.NUM_GENERATIONS}, must divide evenly among {fsdp} devices; change one"),
-        (vllm and padded, "ROLLOUT_ENGINE=vllm: its engine answers wrongly with a Qwen3 whose head_dim is "
-         f"{hf.head_dim}; 64 and multiples of 128 are right, or set ROLLOUT_ENGINE=maxtext"),
-        (vllm and len(sampler) % copies,
-         f"SAMPLER_DATA_PARALLEL={copies}: must divide the {len(sampler)} devices that generate"),
+        (
+            len(trainer) % tensor or kv % tensor,
+            f"TRAINER_TENSOR_PARALLEL={tensor}: must divide the "
+            f"{len(trainer)} devices that train and the {kv} key/value heads of MODEL",
+        ),
+        (
+            sequences % fsdp,
+            f"BATCH_SIZE={c.BATCH_SIZE}: the {sequences} sequences of a gradient pass, "
+            f"(TRAIN_MICRO_BATCH_SIZE={c.TRAIN_MICRO_BATCH_SIZE} or BATCH_SIZE) x NUM_GENERATIONS="
+            f"{c.NUM_GENERATIONS}, must divide evenly among {fsdp} devices; change one",
+        ),
+        (
+            vllm and padded,
+            "ROLLOUT_ENGINE=vllm: its engine answers wrongly with a Qwen3 whose head_dim is "
+            f"{hf.head_dim}; 64 and multiples of 128 are right, or set ROLLOUT_ENGINE=maxtext",
+        ),
+        (
+            vllm and len(sampler) % copies,
+            f"SAMPLER_DATA_PARALLEL={copies}: must divide the {len(sampler)} devices that generate",
+        ),
         # vLLM repeats too few key/value heads
-        (vllm and (heads % chips or (kv % chips and chips % kv)), f"SAMPLER_DATA_PARALLEL={copies}: leaves "
-         f"{chips} chips to a copy of the model; that must divide the {heads} heads of MODEL, and divide its "
-         f"{kv} key/value heads or be a multiple of them"),
-    ]  # fmt: skip
+        (
+            vllm and (heads % chips or (kv % chips and chips % kv)),
+            f"SAMPLER_DATA_PARALLEL={copies}: leaves "
+            f"{chips} chips to a copy of the model; that must divide the {heads} heads of MODEL, and divide its "
+            f"{kv} key/value heads or be a multiple of them",
+        ),
+    ]
     for refused, message in rules:
         if refused:
             raise UserError(message)

@@ -1,9 +1,9 @@
 """Faster training on a CPU: rewrites the parts that XLA's CPU backend compiles badly.
 
-When a model is built for a CPU, MaxText uses these subclasses of its modules, which compute the same up to
-rounding. Other devices keep MaxText's: we measured this on CPUs, and flash attention can't handle rows with
-several answers. docs/speed.md has each one's speedup. Drop one once MaxText (0.2.5) or XLA (jaxlib 0.12.0) is
-fast without it.
+When a model is built for a CPU, MaxText uses these subclasses of its modules, which compute the
+same up to rounding. Other devices keep MaxText's: we measured this on CPUs, and flash attention
+can't handle rows with several answers. docs/speed.md has each one's speedup. Drop one once MaxText
+(0.2.5) or XLA (jaxlib 0.12.0) is fast without it.
 """
 
 import contextlib
@@ -20,24 +20,30 @@ from maxtext.layers.linears import DenseGeneral
 
 from model.versions import patched
 
-# The KV cache's layout: heads before tokens, the order in which attention's matrix products read it.
-# MaxText's own order suits a TPU and would be transposed for each token.
+# The KV cache's layout: heads before tokens, the order in which attention's matrix products read
+# it. MaxText's own order suits a TPU and would be transposed for each token.
 CACHE_LAYOUT = dict.fromkeys(
     ("prefill_cache_axis_order", "ar_cache_axis_order", "compute_axis_order"), "0,2,1,3"
 )
 
 
-# %% Modules ------------------------------------------------------------------------------------------------
+# %% Modules ---------------------------------------------------------------------------------------
 class RotaryOnce(LLaMARotaryEmbedding):
-    """Llama's rotary embedding (arXiv 2104.09864, eq. 34), with sin and cos once, not in each of 66 uses."""
+    """Llama's rotary embedding (arXiv 2104.09864, eq. 34), with sin and cos once, not in each of 66
+    uses.
+    """
 
     def __call__(self, inputs: jax.Array, position: jax.Array) -> jax.Array:
-        """Rotates each pair (x_2i, x_2i+1) of `inputs` [B, L, heads, D] by position [B, L] x frequency i."""
+        """Rotates each pair (x_2i, x_2i+1) of `inputs` [B, L, heads, D] by position [B, L] x
+        frequency i.
+        """
         angle = position[:, :, None, None] / self.timescale[..., ::2]  # [B, L, 1, D / 2]
         # Without the barrier XLA inlines both functions into every consumer, forward and backward.
         sin, cos = jax.lax.optimization_barrier((jnp.sin(angle), jnp.cos(angle)))
         even, odd = inputs[..., ::2], inputs[..., 1::2]
-        turned = jnp.stack([even * cos - odd * sin, odd * cos + even * sin], axis=-1).reshape(inputs.shape)
+        turned = jnp.stack([even * cos - odd * sin, odd * cos + even * sin], axis=-1).reshape(
+            inputs.shape
+        )
         return turned.astype(self.fprop_dtype) if self.cast_as_fprop_dtype else turned
 
 
@@ -47,11 +53,15 @@ def fusion_barrier(x: jax.Array) -> jax.Array:
     return x
 
 
-fusion_barrier.defvjp(lambda x: (x, None), lambda _, gradient: (jax.lax.optimization_barrier(gradient),))
+fusion_barrier.defvjp(
+    lambda x: (x, None), lambda _, gradient: (jax.lax.optimization_barrier(gradient),)
+)
 
 
 class UnfusedDense(DenseGeneral):
-    """Computes operands before transposing them: fused, a transpose would read arrays with a large stride."""
+    """Computes operands before transposing them: fused, a transpose would read arrays with a large
+    stride.
+    """
 
     def __call__(self, inputs: jax.Array, *arguments, **named) -> jax.Array:
         """Like MaxText's: inputs [..., in features] to [..., out features]."""
@@ -64,14 +74,18 @@ class UnfusedDense(DenseGeneral):
 class SharedPromptAttention(AttentionOp):
     """Attention over rows with one prompt and its G answers, inside `logits_of_groups`.
 
-    An answer token attends to the prompt and to its own answer so far, as in a separate row; the softmax
-    runs over both.
+    An answer token attends to the prompt and to its own answer so far, as in a separate row; the
+    softmax runs over both.
     """
 
     sizes = None  # while a model with such rows is traced: tokens of the prompt, answers per prompt
 
-    def __call__(self, query, key, value, decoder_segment_ids, inputs_positions, model_mode, *rest, **named):
-        """Like MaxText's: query [B, L, heads, D], key and value [B, L, kv_heads, D]; [B, L, heads, D]."""
+    def __call__(
+        self, query, key, value, decoder_segment_ids, inputs_positions, model_mode, *rest, **named
+    ):
+        """Like MaxText's: query [B, L, heads, D], key and value [B, L, kv_heads, D]; [B, L, heads,
+        D].
+        """
         attend = super().__call__
         if self.sizes is None or model_mode != MODEL_MODE_TRAIN:
             return attend(
@@ -82,9 +96,12 @@ class SharedPromptAttention(AttentionOp):
         K, T = key.shape[2], (L - P) // G
         of_prompt = (x[:, :P] for x in (query, key, value, decoder_segment_ids))
         prompt = attend(*of_prompt, None, model_mode)
-        to_prompt = decoder_segment_ids[:, None, None, None, None, :P] == 1  # [B, 1, 1, 1, 1, P]: no padding
-        to_answer = jnp.tril(jnp.ones((T, T), bool))  # padding comes after an answer, so no token sees it
-        q = query[:, P:].reshape(B, G, T, K, heads // K, D)  # h = heads // K query heads per key head
+        # [B, 1, 1, 1, 1, P]: no padding
+        to_prompt = decoder_segment_ids[:, None, None, None, None, :P] == 1
+        # padding comes after an answer, so no token sees it
+        to_answer = jnp.tril(jnp.ones((T, T), bool))
+        # h = heads // K query heads per key head
+        q = query[:, P:].reshape(B, G, T, K, heads // K, D)
         k, v = (x[:, P:].reshape(B, G, T, K, D) for x in (key, value))
 
         def product(*operands):
@@ -119,17 +136,19 @@ def modules_for(mesh: jax.sharding.Mesh) -> Iterator[None]:
         yield
 
 
-# %% One row per question -----------------------------------------------------------------------------------
+# %% One row per question --------------------------------------------------------------------------
 def shares_prompts(model: nnx.Module) -> bool:
     """Whether a model accepts rows with one prompt and several answers."""
     return any(isinstance(module, SharedPromptAttention) for _, module in nnx.iter_modules(model))
 
 
-def logits_of_groups(model, tokens, positions, segment_ids, *, prompt_tokens: int, answers: int) -> jax.Array:
+def logits_of_groups(
+    model, tokens, positions, segment_ids, *, prompt_tokens: int, answers: int
+) -> jax.Array:
     """Logits [N, T, V] for N = B * G rows [N, P + T], each prompt of P tokens computed once.
 
-    `model` must satisfy `shares_prompts`; the G rows of a question are adjacent. `segment_ids` are 1, or 0
-    for padding. The logits for an answer's token t come from the token before it.
+    `model` must satisfy `shares_prompts`; the G rows of a question are adjacent. `segment_ids` are
+    1, or 0 for padding. The logits for an answer's token t come from the token before it.
     """
     P, G = prompt_tokens, answers
 
@@ -138,9 +157,12 @@ def logits_of_groups(model, tokens, positions, segment_ids, *, prompt_tokens: in
 
     with patched(SharedPromptAttention, "sizes", (P, G)):
         logits, _ = model(
-            folded(tokens), positions=folded(positions), cache=None, attention_mask=None,
+            folded(tokens),
+            positions=folded(positions),
+            cache=None,
+            attention_mask=None,
             segment_ids=folded(segment_ids),
-        )  # [B, P + G * T, V]  # fmt: skip
+        )  # [B, P + G * T, V]
     B, _, V = logits.shape
     first = jnp.broadcast_to(logits[:, P - 1, None, None], (B, G, 1, V))  # shared by all G answers
     later = logits[:, P:].reshape(B, G, -1, V)[:, :, :-1]

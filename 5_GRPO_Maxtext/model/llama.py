@@ -1,8 +1,8 @@
 """Loads a Llama or Qwen3 checkpoint in Hugging Face's layout into MaxText.
 
-MaxText's `model_name` selects the architecture and its weight mapping; all sizes come from the checkpoint's
-own config.json. Qwen3 is a Llama that normalizes queries and keys per head before rotating them. The logits
-equal those of transformers' own models (tests/test_load_llama.py).
+MaxText's `model_name` selects the architecture and its weight mapping; all sizes come from the
+checkpoint's own config.json. Qwen3 is a Llama that normalizes queries and keys per head before
+rotating them. The logits equal those of transformers' own models (tests/test_load_llama.py).
 """
 
 import functools
@@ -31,30 +31,41 @@ from model import faster_on_cpu
 from model.versions import first_line
 from settings import UserError, find_path
 
-ARCHITECTURES = {  # model_type in config.json: a MaxText model with these layers, weight names, layout hooks
+# model_type in config.json: a MaxText model with these layers, weight names, layout hooks
+ARCHITECTURES = {
     "llama": "llama3.1-8b",
     "qwen3": "qwen3-0.6b",
 }
-SPARE_TOKENS = ("<|finetune_right_pad_id|>", "<|fim_pad|>")  # pad-only tokens of Llama 3.1 and Qwen3
+# pad-only tokens of Llama 3.1 and Qwen3
+SPARE_TOKENS = ("<|finetune_right_pad_id|>", "<|fim_pad|>")
 
 
-# %% Hugging Face's side ------------------------------------------------------------------------------------
+# %% Hugging Face's side ---------------------------------------------------------------------------
 def fetch_model(model: str, weights: bool = True) -> tuple[Path, transformers.PretrainedConfig]:
-    """The folder of MODEL, downloaded if it's a name or name@revision on Hugging Face's hub, and its config.
+    """The folder of MODEL, downloaded if it's a name or name@revision on Hugging Face's hub, and
+    its config.
 
-    `weights=False` leaves the weights on the hub. UserError if files are missing or MaxText can't run it.
+    `weights=False` leaves the weights on the hub. UserError if files are missing or MaxText can't
+    run it.
     """
     folder = find_path(model)
     if not folder.is_dir():
-        patterns = ["*.json", "*.jinja", "README.md", "LICENSE*"]  # the last two: an export names the licence
+        # the last two: an export names the licence
+        patterns = ["*.json", "*.jinja", "README.md", "LICENSE*"]
         folder = from_hub(model, patterns + ["*.safetensors"] * weights)
     if not (folder / "config.json").is_file():
-        raise UserError(f"MODEL={model}: {folder} has no config.json; give a Hugging Face model folder")
+        raise UserError(
+            f"MODEL={model}: {folder} has no config.json; give a Hugging Face model folder"
+        )
     if weights:
         weight_files(folder)
     try:
         hf = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError, TypeError) as error:  # an unknown model_type, own code, no JSON object
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+    ) as error:  # an unknown model_type, own code, no JSON object
         fault = f"its config.json is not understood ({first_line(error)})"
         raise UserError(f"MODEL={model}: {fault}; {' or '.join(ARCHITECTURES)} is") from None
     refuse_unsupported(model, hf)
@@ -71,7 +82,9 @@ def weight_files(folder: Path) -> list[Path]:
     try:
         if index.is_file() and not path.is_file():
             path = index
-            files = sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
+            files = sorted(
+                {folder / name for name in json.loads(index.read_text())["weight_map"].values()}
+            )
         for path in files:
             with safetensors.safe_open(path, "np"):
                 pass
@@ -80,7 +93,9 @@ def weight_files(folder: Path) -> list[Path]:
             f"MODEL={folder}: has no {path.name}; fetch its weights (*.safetensors), or rebuild"
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError) as error:
-        raise UserError(f"MODEL={folder}: {path.name} is damaged ({error}); fetch it again") from None
+        raise UserError(
+            f"MODEL={folder}: {path.name} is damaged ({error}); fetch it again"
+        ) from None
     return files
 
 
@@ -91,11 +106,15 @@ def from_hub(model: str, patterns: list[str]) -> Path:
     # A commit is looked up on the hub even if a cache of older versions of huggingface_hub has it.
     for only_local in (False, True):
         try:
-            return Path(huggingface_hub.snapshot_download(name, **what, local_files_only=only_local))
+            return Path(
+                huggingface_hub.snapshot_download(name, **what, local_files_only=only_local)
+            )
         except Exception as error:  # many types
             faults.append(first_line(error))
     fault = f"neither a folder nor to be had from the Hugging Face hub ({faults[0]})"
-    raise UserError(f"MODEL={model}: {fault}; give a folder, or accept the licence and set HF_TOKEN")
+    raise UserError(
+        f"MODEL={model}: {fault}; give a folder, or accept the licence and set HF_TOKEN"
+    )
 
 
 def pinned(model: str, folder: Path) -> str:
@@ -109,13 +128,18 @@ def pinned(model: str, folder: Path) -> str:
 def refuse_unsupported(model: str, hf: transformers.PretrainedConfig) -> None:
     """Raises UserError if MaxText's layers differ from those of `hf`; `model` is MODEL."""
     supported = dict(
-        model_type=tuple(ARCHITECTURES), attention_bias=(False,), mlp_bias=(False,),
-        use_sliding_window=(False,), hidden_act=("silu",),
+        model_type=tuple(ARCHITECTURES),
+        attention_bias=(False,),
+        mlp_bias=(False,),
+        use_sliding_window=(False,),
+        hidden_act=("silu",),
         rope_type=("default", "llama3") if hf.model_type == "llama" else ("default",),
-    )  # fmt: skip
+    )
     for name, wanted in supported.items():
         # Qwen3 has no mlp_bias, a Llama no sliding window
-        value = hf.rope_parameters["rope_type"] if name == "rope_type" else getattr(hf, name, wanted[0])
+        value = (
+            hf.rope_parameters["rope_type"] if name == "rope_type" else getattr(hf, name, wanted[0])
+        )
         if value not in wanted:
             known = " or ".join(map(str, wanted))
             raise UserError(f"MODEL={model}: {name}={value} is not supported; {known} is")
@@ -124,14 +148,17 @@ def refuse_unsupported(model: str, hf: transformers.PretrainedConfig) -> None:
 def load_tokenizer(folder: Path):
     """The model's tokenizer with `eos_ids` and a padding token that isn't one of them.
 
-    Padding is masked out of the loss. If an end-of-sequence token doubled as padding, the end of every answer
-    would be masked, too, and the model would never learn to stop. `eos_ids` are the ids that end an answer:
-    the tokenizer's own and those in generation_config.json (Llama 3.1 has three), where vLLM stops, too.
+    Padding is masked out of the loss. If an end-of-sequence token doubled as padding, the end of
+    every answer would be masked, too, and the model would never learn to stop. `eos_ids` are the
+    ids that end an answer: the tokenizer's own and those in generation_config.json (Llama 3.1 has
+    three), where vLLM stops, too.
     """
     generation, fault = folder / "generation_config.json", ""
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        named = json.loads(generation.read_text()).get("eos_token_id") if generation.is_file() else []
+        named = (
+            json.loads(generation.read_text()).get("eos_token_id") if generation.is_file() else []
+        )
     except (OSError, ValueError, AttributeError) as error:
         fault = f"no tokenizer that can be read ({first_line(error)})"
         raise UserError(f"MODEL={folder}: {fault}; fetch damaged files again") from None
@@ -173,16 +200,25 @@ def check_teacher(c, tokenizer) -> None:
         raise UserError(f"TEACHER={c.TEACHER}: {why}; {remedy}")
 
 
-# %% MaxText's side -----------------------------------------------------------------------------------------
+# %% MaxText's side --------------------------------------------------------------------------------
 def to_maxtext_config(
-    hf: transformers.PretrainedConfig, *, rows: int, prompt_tokens: int, new_tokens: int,
-    dtype: str = "float32", weight_dtype: str = "float32", attention: str = "dot_product",
-    scan_layers: bool = False, remat_policy: str = "none", **machine: Any,
-):  # fmt: skip
+    hf: transformers.PretrainedConfig,
+    *,
+    rows: int,
+    prompt_tokens: int,
+    new_tokens: int,
+    dtype: str = "float32",
+    weight_dtype: str = "float32",
+    attention: str = "dot_product",
+    scan_layers: bool = False,
+    remat_policy: str = "none",
+    **machine: Any,
+):
     """The MaxText config for a model with the sizes in `config.json`.
 
-    `rows` are the sequences in one forward pass, over all devices; `prompt_tokens` and `new_tokens`, P and T,
-    the two parts of the KV cache. The others are constants of these names, and MaxText's own settings.
+    `rows` are the sequences in one forward pass, over all devices; `prompt_tokens` and
+    `new_tokens`, P and T, the two parts of the KV cache. The others are constants of these names,
+    and MaxText's own settings.
     """
     rope = hf.rope_parameters
     settings = dict(
@@ -198,24 +234,37 @@ def to_maxtext_config(
         normalization_layer_epsilon=hf.rms_norm_eps,
         rope_max_timescale=int(rope["rope_theta"]),
         rope_use_scale=rope["rope_type"] == "llama3",
-        logits_via_embedding=hf.tie_word_embeddings,  # MaxText then computes the output layer in bfloat16
-        normalize_embedding_logits=False,  # MaxText would divide tied logits by sqrt(emb_dim); Llama doesn't
+        # MaxText then computes the output layer in bfloat16
+        logits_via_embedding=hf.tie_word_embeddings,
+        # MaxText would divide tied logits by sqrt(emb_dim); Llama doesn't
+        normalize_embedding_logits=False,
         per_device_batch_size=rows / jax.device_count(),
         max_prefill_predict_length=prompt_tokens,
         max_target_length=prompt_tokens + new_tokens,
-        dtype=dtype, weight_dtype=weight_dtype, attention=attention, scan_layers=scan_layers,
-        remat_policy=remat_policy, matmul_precision="highest" if dtype == "float32" else "default",
+        dtype=dtype,
+        weight_dtype=weight_dtype,
+        attention=attention,
+        scan_layers=scan_layers,
+        remat_policy=remat_policy,
+        matmul_precision="highest" if dtype == "float32" else "default",
         ici_fsdp_parallelism=-1,  # all devices the other axes don't use
         hardware=jax.default_backend() if jax.default_backend() in ("cpu", "gpu") else "tpu",
-        skip_jax_distributed_system=True, enable_checkpointing=False,  # Tunix and Orbax save, not MaxText
-        convert_checkpoint_if_possible=False, log_config=False, run_name="grpo", base_output_directory="runs",
+        # Tunix and Orbax save, not MaxText
+        skip_jax_distributed_system=True,
+        enable_checkpointing=False,
+        convert_checkpoint_if_possible=False,
+        log_config=False,
+        run_name="grpo",
+        base_output_directory="runs",
         jax_cache_dir="",  # process.keep_compiled sets up the compilation cache
-    )  # fmt: skip
+    )
     settings |= machine
     if settings["hardware"] == "cpu":
         settings |= faster_on_cpu.CACHE_LAYOUT
     try:
-        config = pyconfig.initialize(["", f"{maxtext_globals.MAXTEXT_CONFIGS_DIR}/base.yml"], **settings)
+        config = pyconfig.initialize(
+            ["", f"{maxtext_globals.MAXTEXT_CONFIGS_DIR}/base.yml"], **settings
+        )
     except ValueError as error:  # lists everything MaxText accepts, for pages
         validation = isinstance(error, pydantic.ValidationError)
         reason = error.errors()[0]["msg"] if validation else str(error).splitlines()[-1].strip()
@@ -223,29 +272,38 @@ def to_maxtext_config(
             f"DTYPE={dtype}, WEIGHT_DTYPE={weight_dtype}, ATTENTION={attention}: MaxText refuses one of "
             f"these ({reason}); see its base.yml"
         ) from None
-    # MaxText parses "none" as None; its decoder checks for "none", so it would recompute every layer.
+    # MaxText parses "none" as None; its decoder checks for "none", so it would recompute every
+    # layer.
     config.get_keys()["remat_policy"] = remat_policy
     return config
 
 
 def to_run_config(c, hf: transformers.PretrainedConfig, rows: int = 0, **machine: Any):
-    """The MaxText config of a training run: B * G sequences (or `rows`) per pass, weights split over all
-    devices; `machine` as in `to_maxtext_config`.
+    """The MaxText config of a training run: B * G sequences (or `rows`) per pass, weights split
+    over all devices; `machine` as in `to_maxtext_config`.
     """
     return to_maxtext_config(
-        hf, rows=rows or c.BATCH_SIZE * c.NUM_GENERATIONS,
-        prompt_tokens=c.MAX_PROMPT_LENGTH, new_tokens=c.TOTAL_GENERATION_STEPS,
-        dtype=c.DTYPE, weight_dtype=c.WEIGHT_DTYPE, attention=c.ATTENTION, scan_layers=c.SCAN_LAYERS,
-        remat_policy=c.REMAT_POLICY, **{"ici_tensor_parallelism": c.TRAINER_TENSOR_PARALLEL} | machine,
-    )  # fmt: skip
+        hf,
+        rows=rows or c.BATCH_SIZE * c.NUM_GENERATIONS,
+        prompt_tokens=c.MAX_PROMPT_LENGTH,
+        new_tokens=c.TOTAL_GENERATION_STEPS,
+        dtype=c.DTYPE,
+        weight_dtype=c.WEIGHT_DTYPE,
+        attention=c.ATTENTION,
+        scan_layers=c.SCAN_LAYERS,
+        remat_policy=c.REMAT_POLICY,
+        **{"ici_tensor_parallelism": c.TRAINER_TENSOR_PARALLEL} | machine,
+    )
 
 
 @functools.cache  # equal arguments give the same function object, so compiled programs are shared
-def rope_scaling(factor: float, low: float, high: float, original: int) -> Callable[[jax.Array], jax.Array]:
+def rope_scaling(
+    factor: float, low: float, high: float, original: int
+) -> Callable[[jax.Array], jax.Array]:
     """Llama 3.1's scaling of the rotary frequencies, as a function of one frequency.
 
-    Stretches wavelengths above `original / low` by `factor`, keeps those below `original / high`, and
-    interpolates in between (github.com/meta-llama/llama-models, llama3/model.py).
+    Stretches wavelengths above `original / low` by `factor`, keeps those below `original / high`,
+    and interpolates in between (github.com/meta-llama/llama-models, llama3/model.py).
     """
 
     def scale(frequency):
@@ -274,7 +332,9 @@ def use_rope_scaling(model: nnx.Module, hf: transformers.PretrainedConfig) -> No
 def weight_mapping(hf: transformers.PretrainedConfig, config, saving_to_hf: bool):
     """MaxText's own map of names and layouts between its model and Hugging Face's, for these sizes."""
     sizes = {"num_hidden_layers": hf.num_hidden_layers, "head_dim": hf.head_dim}
-    names = param_mapping.PARAM_MAPPING[config.model_name](sizes, config, scan_layers=config.scan_layers)
+    names = param_mapping.PARAM_MAPPING[config.model_name](
+        sizes, config, scan_layers=config.scan_layers
+    )
     layout_hooks = param_mapping.HOOK_FNS[config.model_name](
         sizes, config, scan_layers=config.scan_layers, saving_to_hf=saving_to_hf
     )
@@ -283,8 +343,8 @@ def weight_mapping(hf: transformers.PretrainedConfig, config, saving_to_hf: bool
     # Qwen's map also covers Qwen2, whose attention has biases.
     names = {name: hf_name for name, hf_name in names.items() if not name.endswith("-bias")}
     if hf.model_type == "llama" and not saving_to_hf:
-        # MaxText divides a Llama's query weights by sqrt(head_dim) in the checkpoint's own dtype. In bfloat16
-        # that rounds each of them by up to 0.4 % before any training.
+        # MaxText divides a Llama's query weights by sqrt(head_dim) in the checkpoint's own dtype.
+        # In bfloat16 that rounds each of them by up to 0.4 % before any training.
         for name, chain in layout_hooks.items():
             if "query" in name:
                 layout_hooks[name] = [lambda weight, shape: weight.astype(np.float32), *chain]
@@ -292,20 +352,27 @@ def weight_mapping(hf: transformers.PretrainedConfig, config, saving_to_hf: bool
 
 
 def abstract_model(hf, config, devices=None) -> tuple[nnx.Module, jax.sharding.Mesh]:
-    """The MaxText model for a checkpoint's sizes, as shapes without arrays, and its mesh over `devices`."""
+    """The MaxText model for a checkpoint's sizes, as shapes without arrays, and its mesh over
+    `devices`.
+    """
     mesh = maxtext_utils.get_mesh_from_config(config, devices)
     with faster_on_cpu.modules_for(mesh):
-        _, model = model_creation_utils.create_nnx_abstract_model(config, mesh, rng_key=jax.random.PRNGKey(0))
+        _, model = model_creation_utils.create_nnx_abstract_model(
+            config, mesh, rng_key=jax.random.PRNGKey(0)
+        )
     use_rope_scaling(model, hf)
     return model, mesh
 
 
 def load_llama(folder: Path, hf: transformers.PretrainedConfig, config, pad_id: int, devices=None):
-    """The MaxText model in Tunix's adapter with a checkpoint's weights, and its mesh, over `devices` or all.
+    """The MaxText model in Tunix's adapter with a checkpoint's weights, and its mesh, over
+    `devices` or all.
 
-    The adapter maps tokens [B, L], positions [B, L], None and a mask [B, L, L] to logits [B, L, V] and None.
+    The adapter maps tokens [B, L], positions [B, L], None and a mask [B, L, L] to logits [B, L, V]
+    and None.
     """
-    # MaxText's own `from_pretrained` would compile a program for random weights that we'd overwrite.
+    # MaxText's own `from_pretrained` would compile a program for random weights that we'd
+    # overwrite.
     model, mesh = abstract_model(hf, config, devices)
     names, layout_hooks = weight_mapping(hf, config, saving_to_hf=False)
     graphdef, params, rest = nnx.split(model, nnx.Param, ...)
@@ -321,14 +388,20 @@ def load_llama(folder: Path, hf: transformers.PretrainedConfig, config, pad_id: 
             fault = "lacks" if odd in wanted else "has the unknown"
             raise UserError(f"MODEL={folder}: {fault} weight {odd}; is config.json of this model?")
         shapes = nnx.to_pure_dict(params)
-        loaded = load_dynamic.transform_hf_state_to_mt_state(checkpoint, shapes, names, layout_hooks, config)
+        loaded = load_dynamic.transform_hf_state_to_mt_state(
+            checkpoint, shapes, names, layout_hooks, config
+        )
 
     def fit(path, wanted, loaded):
         if wanted.shape != loaded.shape or isinstance(loaded, jax.ShapeDtypeStruct):  # not filled
-            raise UserError(f"MODEL={folder}: weight {jax.tree_util.keystr(path)} is missing or misshapen")
+            raise UserError(
+                f"MODEL={folder}: weight {jax.tree_util.keystr(path)} is missing or misshapen"
+            )
         return jax.device_put(loaded.astype(wanted.dtype), wanted.sharding)
 
-    nnx.replace_by_pure_dict(params, jax.tree_util.tree_map_with_path(fit, shapes, loaded["params"]))
+    nnx.replace_by_pure_dict(
+        params, jax.tree_util.tree_map_with_path(fit, shapes, loaded["params"])
+    )
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     # Jitted, because `device_put` can't place a key on the devices of several hosts.
     unused = jax.jit(lambda: jax.tree.map(unused_random_state, rest), out_shardings=everywhere)()
@@ -340,25 +413,36 @@ def load_llama(folder: Path, hf: transformers.PretrainedConfig, config, pad_id: 
 def unused_random_state(abstract: jax.ShapeDtypeStruct) -> jax.Array:
     """A key or a counter of that shape; a model without dropout never uses it."""
     is_key = jax.dtypes.issubdtype(abstract.dtype, jax.dtypes.prng_key)
-    return jnp.broadcast_to(jax.random.key(0) if is_key else jnp.zeros((), abstract.dtype), abstract.shape)
+    return jnp.broadcast_to(
+        jax.random.key(0) if is_key else jnp.zeros((), abstract.dtype), abstract.shape
+    )
 
 
 def named_weights(adapter) -> dict[str, np.ndarray]:
     """The weights of a model in Tunix's adapter, by the MaxText names in `weight_mapping`."""
     weights = nnx.to_flat_state(nnx.state(adapter.base, nnx.Param))
-    return {"-".join(["params", *map(str, path)]): np.asarray(leaf.get_value()) for path, leaf in weights}
+    return {
+        "-".join(["params", *map(str, path)]): np.asarray(leaf.get_value())
+        for path, leaf in weights
+    }
 
 
 def hf_shapes(hf: transformers.PretrainedConfig, config) -> dict[str, tuple[int, ...]]:
     """The shape of each weight by Hugging Face name, in the order of `hf_weights`."""
-    names, shapes = weight_mapping(hf, config, True)[0], hf_shape.HF_SHAPE[config.model_name](hf.to_dict())
-    return {str(name): tuple(shapes[name]) for value in names.values() for name in np.atleast_1d(value)}
+    names, shapes = (
+        weight_mapping(hf, config, True)[0],
+        hf_shape.HF_SHAPE[config.model_name](hf.to_dict()),
+    )
+    return {
+        str(name): tuple(shapes[name]) for value in names.values() for name in np.atleast_1d(value)
+    }
 
 
 def hf_weights(
     hf: transformers.PretrainedConfig, config, read: Callable[[str], np.ndarray]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """A MaxText model's weights under Hugging Face's names, in its layout and in the dtype of `config`.
+    """A MaxText model's weights under Hugging Face's names, in its layout and in the dtype of
+    `config`.
 
     `read` returns the array for a MaxText name; it's called one name at a time.
     """
@@ -374,11 +458,14 @@ def count_parameters(model: nnx.Module) -> int:
 
 
 def used_columns(model: nnx.Module, limit: int, longest: int) -> int:
-    """How many columns of answers [N, limit] to compute: on one CPU a quarter, half, 7/8 or all of them.
+    """How many columns of answers [N, limit] to compute: on one CPU a quarter, half, 7/8 or all of
+    them.
 
-    Each width compiles a separate program. On other devices that takes minutes, so they always use `limit`.
-    `longest` is the length of the longest answer in tokens.
+    Each width compiles a separate program. On other devices that takes minutes, so they always use
+    `limit`. `longest` is the length of the longest answer in tokens.
     """
     if not faster_on_cpu.shares_prompts(model):
         return limit
-    return next(width for width in (limit // 4, limit // 2, 7 * limit // 8, limit) if longest <= width)
+    return next(
+        width for width in (limit // 4, limit // 2, 7 * limit // 8, limit) if longest <= width
+    )

@@ -1,4 +1,5 @@
-"""The language model on its devices: answers questions, computes log-probs of answers, loads new params.
+"""The language model on its devices: answers questions, computes log-probs of answers, loads new
+params.
 
 The main script uses an `Llm`, and a `Model` in its loss. Its sampler is a Tunix rollout engine.
 """
@@ -31,7 +32,8 @@ class Answers(NamedTuple):
     texts: np.ndarray  # str [N]; with ENVIRONMENT an `Episode` each
     prompt_ids: np.ndarray  # int32 [N, P], left-padded
     completion_ids: np.ndarray  # int32 [N, T], right-padded
-    sampler_log_prob: np.ndarray  # float32 [N, T], under the distribution the tokens were sampled from
+    # float32 [N, T], under the distribution the tokens were sampled from
+    sampler_log_prob: np.ndarray
     turn: np.ndarray  # the turn of each token, int32 [N, T]; -1: an environment's token, or padding
     lengths: np.ndarray  # tokens, int [N]
     ended: np.ndarray  # bool [N]: ended by an end-of-sequence token or the environment
@@ -53,7 +55,8 @@ class Model:
 
     graphdef: Any
     frozen: Any
-    temperature: float  # of the sampler: pi is the policy at this temperature, before TOP_P and TOP_K
+    # of the sampler: pi is the policy at this temperature, before TOP_P and TOP_K
+    temperature: float
     pad_id: int = struct.field(pytree_node=False)
     logits_clip: float = struct.field(pytree_node=False)
     num_generations: int = struct.field(pytree_node=False)
@@ -65,15 +68,20 @@ class Model:
         with devices.on_mesh(self.mesh, self.axis_rules):
             model = nnx.merge(self.graphdef, params, self.frozen, copy=True)
             log_prob, logits = log_probs(
-                model, batch.prompt_ids, batch.completion_ids, pad_id=self.pad_id,
-                temperature=self.temperature, logits_clip=self.logits_clip,
+                model,
+                batch.prompt_ids,
+                batch.completion_ids,
+                pad_id=self.pad_id,
+                temperature=self.temperature,
+                logits_clip=self.logits_clip,
                 num_generations=self.num_generations,
-            )  # [N, T], [N, T, V]  # fmt: skip
+            )  # [N, T], [N, T, V]
             return Pi(log_prob, entropy_of(logits))
 
 
 def accumulate_gradients(grad_fn, params, model: Model, batch, use):
-    """Applies `grad_fn`, a value-and-gradient function of these arguments, to each gradient pass of a batch.
+    """Applies `grad_fn`, a value-and-gradient function of these arguments, to each gradient pass of
+    a batch.
 
     Sums loss and gradients, and stacks the metrics of the passes.
     """
@@ -103,10 +111,22 @@ class Llm:
     """
 
     def __init__(
-        self, c, actor: nnx.Module, reference: nnx.Module | None, rollout: BaseRollout, how: RolloutConfig,
-        mesh: jax.sharding.Mesh, axis_rules: Sequence,
-    ):  # fmt: skip
-        self.c, self.actor, self.reference, self.rollout, self._how = c, actor, reference, rollout, how
+        self,
+        c,
+        actor: nnx.Module,
+        reference: nnx.Module | None,
+        rollout: BaseRollout,
+        how: RolloutConfig,
+        mesh: jax.sharding.Mesh,
+        axis_rules: Sequence,
+    ):
+        self.c, self.actor, self.reference, self.rollout, self._how = (
+            c,
+            actor,
+            reference,
+            rollout,
+            how,
+        )
         self.mesh, self._axis_rules = mesh, tuple(map(tuple, axis_rules))
         self.tokenizer = rollout.tokenizer
         self.pad_id, self.eos_ids = rollout.pad_id(), rollout.tokenizer.eos_ids
@@ -115,7 +135,8 @@ class Llm:
         self._calls = 0  # in that step
         trained = nnx.LoRAParam if c.LORA_RANK else nnx.Param
         self._graphdef, self.params, self._frozen = split(self.actor, trained)
-        self._reference = split(reference, trained) if c.BETA else None  # once: it takes milliseconds
+        # once: it takes milliseconds
+        self._reference = split(reference, trained) if c.BETA else None
         self._ahead: SampledAhead | None = None
 
     # --- answers
@@ -131,7 +152,9 @@ class Llm:
         config = dataclasses.replace(self._how, temperature=self.temperature)
         return self._ask(questions["prompts"].tolist(), questions["question"].tolist(), config, key)
 
-    def _ask(self, prompts: list[str], questions: list[str], config: RolloutConfig, key) -> RolloutOutput:
+    def _ask(
+        self, prompts: list[str], questions: list[str], config: RolloutConfig, key
+    ) -> RolloutOutput:
         # vLLM takes no seed per request.
         config = dataclasses.replace(config, seed=None if self.c.ROLLOUT_ENGINE == "vllm" else key)
         if self.c.ENVIRONMENT:
@@ -148,13 +171,17 @@ class Llm:
             key = jax.random.fold_in(jax.random.key(self.c.SEED + 1), start)
             part = questions[start : start + chunk]
             asked = ([row[name] for row in part] for name in ("prompts", "question"))
-            chunks.append(self.to_arrays(self._ask(*asked, sampling_config(self.c, config_name), key)))
+            chunks.append(
+                self.to_arrays(self._ask(*asked, sampling_config(self.c, config_name), key))
+            )
         return jax.tree.map(lambda *arrays: np.concatenate(arrays), *chunks)
 
     def to_arrays(self, output: RolloutOutput) -> Answers:
         """Tunix's lists as arrays."""
         T = self.c.TOTAL_GENERATION_STEPS
-        turn = [getattr(text, "turn", [0] * len(ids)) for text, ids in zip(output.text, output.tokens)]
+        turn = [
+            getattr(text, "turn", [0] * len(ids)) for text, ids in zip(output.text, output.tokens)
+        ]
         return Answers(
             texts=np.array(output.text, object),
             prompt_ids=np.asarray(output.left_padded_prompt_tokens, np.int32),
@@ -175,18 +202,28 @@ class Llm:
     def model(self) -> Model:
         """The policy without its params."""
         return Model(
-            self._graphdef, self._frozen, self.temperature, self.pad_id, self.c.LOGITS_CLIP,
-            self.c.NUM_GENERATIONS, self.mesh, self._axis_rules,
-        )  # fmt: skip
+            self._graphdef,
+            self._frozen,
+            self.temperature,
+            self.pad_id,
+            self.c.LOGITS_CLIP,
+            self.c.NUM_GENERATIONS,
+            self.mesh,
+            self._axis_rules,
+        )
 
     def place(self, batch):
-        """NumPy arrays [B, G, ...] on the trainer's devices, in gradient passes: [passes, N / passes, ...].
+        """NumPy arrays [B, G, ...] on the trainer's devices, in gradient passes: [passes, N /
+        passes, ...].
 
-        A pass is TRAIN_MICRO_BATCH_SIZE questions, and [B, G] becomes [passes, N / passes, 1]. The rows of a
-        pass are split over the devices. On one CPU, `llama.used_columns` drops unused columns.
+        A pass is TRAIN_MICRO_BATCH_SIZE questions, and [B, G] becomes [passes, N / passes, 1]. The
+        rows of a pass are split over the devices. On one CPU, `llama.used_columns` drops unused
+        columns.
         """
         B, G, T = batch.completion_ids.shape
-        width = llama.used_columns(self.actor, T, (batch.completion_ids != self.pad_id).sum(axis=-1).max())
+        width = llama.used_columns(
+            self.actor, T, (batch.completion_ids != self.pad_id).sum(axis=-1).max()
+        )
         passes = B // (self.c.TRAIN_MICRO_BATCH_SIZE or B)
         sharding = jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec(None, "fsdp"))
 
@@ -194,11 +231,13 @@ class Llm:
             x = x.reshape(passes, B * G // passes, -1)
             x = x if name == "prompt_ids" else x[..., :width]
             x = x.astype(np.float32) if x.dtype == np.float64 else x
-            # Not device_put: it compares the hosts' arrays in a collective, which on CPUs with one device per
-            # process can overtake another one; both hosts then abort.
+            # Not device_put: it compares the hosts' arrays in a collective, which on CPUs with one
+            # device per process can overtake another one; both hosts then abort.
             return jax.make_array_from_callback(x.shape, sharding, x.__getitem__)
 
-        return batch._replace(**{name: put(name, x) for name, x in batch._asdict().items() if x is not None})
+        return batch._replace(
+            **{name: put(name, x) for name, x in batch._asdict().items() if x is not None}
+        )
 
     def log_probs(self, batch) -> jax.Array:
         """Log-probs of the answers under the last loaded policy: float32 [passes, N / passes, T]."""
@@ -210,26 +249,38 @@ class Llm:
         if self.c.REFERENCE_OFFLOAD:
             states = jax.device_put(states, jax.memory.Space.Device)
         result = self._log_probs(graphdef, tuple(states), batch)
-        return jax.block_until_ready(result) if self.c.REFERENCE_OFFLOAD else result  # then the copy is freed
+        # then the copy is freed
+        return jax.block_until_ready(result) if self.c.REFERENCE_OFFLOAD else result
 
     def _log_probs(self, graphdef, states, batch) -> jax.Array:
         with devices.on_mesh(self.mesh, self._axis_rules):
             return log_probs_of_states(
-                graphdef, states, batch.prompt_ids, batch.completion_ids, pad_id=self.pad_id,
-                temperature=self.temperature, logits_clip=self.c.LOGITS_CLIP,
+                graphdef,
+                states,
+                batch.prompt_ids,
+                batch.completion_ids,
+                pad_id=self.pad_id,
+                temperature=self.temperature,
+                logits_clip=self.c.LOGITS_CLIP,
                 num_generations=self.c.NUM_GENERATIONS,
-            )  # fmt: skip
+            )
 
     # --- params
     def first_opt_state(self, optimizer: optax.GradientTransformation):
-        """The optimizer's initial state: moments sharded like their params, counters on every device.
+        """The optimizer's initial state: moments sharded like their params, counters on every
+        device.
 
-        By default a counter lives on one device, and would be tied to it when restored from a checkpoint.
+        By default a counter lives on one device, and would be tied to it when restored from a
+        checkpoint.
         """
         everywhere = jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
 
         def put(x):
-            return x if x.ndim else jax.make_array_from_callback((), everywhere, np.asarray(x).__getitem__)
+            return (
+                x
+                if x.ndim
+                else jax.make_array_from_callback((), everywhere, np.asarray(x).__getitem__)
+            )
 
         return jax.tree.map(put, optimizer.init(self.params))
 
@@ -245,8 +296,8 @@ class Llm:
 class SampledAhead:
     """The next step's answers, sampled while a step trains, so they're one update old when used.
 
-    vLLM has its own weights, so it samples while the trainer trains. `MaxTextRollout` shares the trainer's
-    arrays, which the update donates, so its sampling finishes before the update begins.
+    vLLM has its own weights, so it samples while the trainer trains. `MaxTextRollout` shares the
+    trainer's arrays, which the update donates, so its sampling finishes before the update begins.
     """
 
     def __init__(self, llm: Llm, saved: dict[str, Any] | None):
@@ -291,11 +342,15 @@ def load_llm(c, folder: Path, hf, tokenizer) -> Llm:
     base, mesh = llama.load_llama(folder, hf, config, tokenizer.pad_token_id, trainer_devices)
     actor, merge, reference = base, None, None
     if c.LORA_RANK:
-        actor, merge = lora.add_lora(base, mesh, config, c.LORA_RANK, c.LORA_ALPHA, c.LORA_TARGETS, c.SEED)
+        actor, merge = lora.add_lora(
+            base, mesh, config, c.LORA_RANK, c.LORA_ALPHA, c.LORA_TARGETS, c.SEED
+        )
     if c.TEACHER:
         teacher = llama.fetch_model(c.TEACHER)  # folder, and config
         teacher_config = llama.to_run_config(c, teacher[1])
-        reference, _ = llama.load_llama(*teacher, teacher_config, tokenizer.pad_token_id, trainer_devices)
+        reference, _ = llama.load_llama(
+            *teacher, teacher_config, tokenizer.pad_token_id, trainer_devices
+        )
     elif c.BETA:  # LoRA freezes the base weights, so the reference shares them instead of copying
         reference = base if c.LORA_RANK else nnx.clone(base, arrays=True)
     if c.REFERENCE_OFFLOAD:
@@ -307,10 +362,16 @@ def load_llm(c, folder: Path, hf, tokenizer) -> Llm:
         engine, options = vllm.engine_class(), {}
         how = sampling_config(c, **vllm.engine_config(c, folder, rollout_mesh, tokenizer.eos_ids))
     else:
-        # On one device each prompt is computed once. With several, there may be fewer rows than devices.
+        # On one device each prompt is computed once. With several, there may be fewer rows than
+        # devices.
         prompt_config = llama.to_run_config(c, hf, rows=c.BATCH_SIZE) if mesh.size == 1 else None
-        engine, options = MaxTextRollout, dict(prompt_config=prompt_config, hf=hf, logits_clip=c.LOGITS_CLIP)
+        engine, options = (
+            MaxTextRollout,
+            dict(prompt_config=prompt_config, hf=hf, logits_clip=c.LOGITS_CLIP),
+        )
         how, rollout_mesh = sampling_config(c), mesh
     adapter = TokenizerAdapter(tokenizer)
-    rollout = engine(actor, adapter, rollout_mesh, how, maxtext_config=config, merge=merge, **options)
+    rollout = engine(
+        actor, adapter, rollout_mesh, how, maxtext_config=config, merge=merge, **options
+    )
     return Llm(c, actor, reference, rollout, how, mesh, config.logical_axis_rules)

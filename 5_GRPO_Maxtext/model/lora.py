@@ -2,13 +2,15 @@
 
     y = x W + (alpha / r) x A B        W [in, out] frozen, A [in, r] random, B [r, out] zero at first
 
-(Hu et al. 2021, arXiv 2106.09685, eq. 3). With B = 0 the first answers are exactly the base model's. qwix
-puts A and B into the MaxText model. The main script differentiates, updates and saves only those two, and the
-reference shares the frozen weights. Generation and export use W + (alpha / r) A B.
+(Hu et al. 2021, arXiv 2106.09685, eq. 3). With B = 0 the first answers are exactly the base
+model's. qwix puts A and B into the MaxText model. The main script differentiates, updates and saves
+only those two, and the reference shares the frozen weights. Generation and export use W + (alpha /
+r) A B.
 
-We create A and B here because qwix (0.1.8), in a first run of the model, would sample the same A for every
-layer, copy a stack's frozen weights, and give A and B the axis names of W, which has one more dimension. It
-uses existing ones if it finds them. Drop this when its own initialization works with MaxText's Llama.
+We create A and B here because qwix (0.1.8), in a first run of the model, would sample the same A
+for every layer, copy a stack's frozen weights, and give A and B the axis names of W, which has one
+more dimension. It uses existing ones if it finds them. Drop this when its own initialization works
+with MaxText's Llama.
 """
 
 import functools
@@ -36,8 +38,9 @@ TARGETS = {  # Hugging Face's (and PEFT's) name of a weight: MaxText's module
 class LoraProvider(qwix.LoraProvider):
     """qwix's provider, with the sum x W + (alpha / r) x A B in the dtype of x.
 
-    With float32 weights and bfloat16 activations, qwix's sum and every later activation would be float32, and
-    stacked layers (SCAN_LAYERS=True) wouldn't compile. Drop this when qwix rounds its sum.
+    With float32 weights and bfloat16 activations, qwix's sum and every later activation would be
+    float32, and stacked layers (SCAN_LAYERS=True) wouldn't compile. Drop this when qwix rounds its
+    sum.
     """
 
     def dot_general(self, lhs, *args, **kwargs):
@@ -50,17 +53,21 @@ def add_lora(
 ) -> tuple[nnx.Module, Callable[[nnx.State], nnx.State]]:
     """A model that shares the weight arrays of `adapter` and adds A and B to those in `targets`.
 
-    A is uniform with variance 2 / in (He et al. 2015, qwix's choice), sampled per layer; B is 0. Both are
-    small, so they're replicated on each device of `mesh`.
+    A is uniform with variance 2 / in (He et al. 2015, qwix's choice), sampled per layer; B is 0.
+    Both are small, so they're replicated on each device of `mesh`.
 
     Returns:
-        Another adapter, and `merge` for its parameters. Its `nnx.LoRAParam` are `kernel_lora_a` [in, r] and
-        `kernel_lora_b` [r, out], for stacked layers [in, layer, r] and [r, layer, out].
+        Another adapter, and `merge` for its parameters. Its `nnx.LoRAParam` are `kernel_lora_a`
+        [in, r] and `kernel_lora_b` [r, out], for stacked layers [in, layer, r] and [r, layer, out].
     """
     names = {TARGETS[name]: name for name in names_in(targets)}
-    provider = LoraProvider(module_path=rf"decoder/layers.*/({'|'.join(names)})", rank=rank, alpha=alpha)
+    provider = LoraProvider(
+        module_path=rf"decoder/layers.*/({'|'.join(names)})", rank=rank, alpha=alpha
+    )
     tokens = jnp.zeros((1, 1), jnp.int32)  # never used: no first run
-    base = qwix.apply_lora_to_model(adapter.base, provider, tokens, rngs=nnx.Rngs(0), skip_nnx_init=True)
+    base = qwix.apply_lora_to_model(
+        adapter.base, provider, tokens, rngs=nnx.Rngs(0), skip_nnx_init=True
+    )
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     key = jax.random.key(seed)
     for i, (path, module) in enumerate(nnx.iter_modules(base)):
@@ -74,8 +81,13 @@ def add_lora(
         a, b = (inner, *layers, rank), (rank, *layers, math.prod(outer))
         draw = jax.nn.initializers.he_uniform(in_axis=0, batch_axis=tuple(range(1, len(a) - 1)))
         dtype = module.kernel.dtype
-        for letter, value in (("a", draw(jax.random.fold_in(key, i), a, dtype)), ("b", jnp.zeros(b, dtype))):
-            setattr(module, f"kernel_lora_{letter}", nnx.LoRAParam(jax.device_put(value, everywhere)))
+        for letter, value in (
+            ("a", draw(jax.random.fold_in(key, i), a, dtype)),
+            ("b", jnp.zeros(b, dtype)),
+        ):
+            setattr(
+                module, f"kernel_lora_{letter}", nnx.LoRAParam(jax.device_put(value, everywhere))
+            )
     lora = nnx.clone(adapter)
     lora.base = base
     return lora, functools.partial(merge, scale=alpha / rank)
@@ -84,7 +96,8 @@ def add_lora(
 def product(a, b, shape: Iterable[int], scale: float):
     """scale * A B in the shape of its weight; the layer axis is the second."""
     # highest: a TPU would multiply in bfloat16
-    added = jnp.einsum("i...r,r...o->...io", a, b, precision="highest") * scale  # [in, out], [layer, in, out]
+    # [in, out], [layer, in, out]
+    added = jnp.einsum("i...r,r...o->...io", a, b, precision="highest") * scale
     if a.ndim == 2:
         return added.reshape(shape)
     inner, layers, *outer = shape
@@ -92,7 +105,8 @@ def product(a, b, shape: Iterable[int], scale: float):
 
 
 def merge(params: nnx.State, scale: float) -> nnx.State:
-    """Converts the `nnx.Param` state of a model from `add_lora`, or of its `base`, to a plain model's.
+    """Converts the `nnx.Param` state of a model from `add_lora`, or of its `base`, to a plain
+    model's.
 
     Replaces W with W + scale * A B, where scale is alpha / r; the others don't change.
     """
@@ -114,6 +128,9 @@ def merge(params: nnx.State, scale: float) -> nnx.State:
 def count_parameters(hf, rank: int, targets: str) -> int:
     """Number of parameters in all A and B of a Llama with the sizes of `hf` (its `LlamaConfig`)."""
     E, F = hf.hidden_size, hf.intermediate_size
-    q, kv = (E + n * hf.head_dim for n in (hf.num_attention_heads, hf.num_key_value_heads))  # in + out
-    sizes = dict(q_proj=q, k_proj=kv, v_proj=kv, o_proj=q, gate_proj=E + F, up_proj=E + F, down_proj=E + F)
+    # in + out
+    q, kv = (E + n * hf.head_dim for n in (hf.num_attention_heads, hf.num_key_value_heads))
+    sizes = dict(
+        q_proj=q, k_proj=kv, v_proj=kv, o_proj=q, gate_proj=E + F, up_proj=E + F, down_proj=E + F
+    )
     return hf.num_hidden_layers * rank * sum(sizes[name] for name in names_in(targets))

@@ -1,13 +1,14 @@
 """Generation with the model being trained: MaxText decoding as compiled programs.
 
-On a TPU VM, vLLM generates the answers; everywhere else this file does. Tunix accepts any `BaseRollout`, and
-its own 'vanilla' one can't drive a MaxText model. A call runs two programs:
+On a TPU VM, vLLM generates the answers; everywhere else this file does. Tunix accepts any
+`BaseRollout`, and its own 'vanilla' one can't drive a MaxText model. A call runs two programs:
 
     prefill   all tokens of the prompts in one forward pass, which fills their half of the KV cache; once per
               prompt, however many answers we sample for it
     decode    one token per step for all rows, until every row has ended
 
-Three things differ from Tunix's vanilla sampler. Getting any of them wrong would silently break learning:
+Three things differ from Tunix's vanilla sampler. Getting any of them wrong would silently break
+learning:
 
     end of sequence    stays in the completion: otherwise it's never trained, and answers never learn to stop
     random key         is the caller's, `seed`, and depends on the training step: otherwise every step samples
@@ -61,14 +62,20 @@ def right_padded(rows: Sequence[Sequence[Any]], width: int, fill: Any, dtype) ->
 
 
 def method_of(config: RolloutConfig) -> tuple[bool, float, int]:
-    """How a token is sampled: greedy, top_p, top_k. The temperature is the compiled program's argument."""
+    """How a token is sampled: greedy, top_p, top_k. The temperature is the compiled program's
+    argument.
+    """
     return config.temperature == 0.0, config.top_p, config.top_k
 
 
-def sample(logits: jax.Array, t, key: jax.Array, temperature, method, methods) -> tuple[jax.Array, jax.Array]:
-    """Samples token t of each row's answer from logits [B, V]: the tokens and their log-probs, [B] each.
+def sample(
+    logits: jax.Array, t, key: jax.Array, temperature, method, methods
+) -> tuple[jax.Array, jax.Array]:
+    """Samples token t of each row's answer from logits [B, V]: the tokens and their log-probs, [B]
+    each.
 
-    `method`, an index into the static `methods`, is traced, so training and both evaluations share a program.
+    `method`, an index into the static `methods`, is traced, so training and both evaluations share
+    a program.
     """
 
     def draw(greedy: bool, top_p: float, top_k: int):
@@ -85,13 +92,15 @@ def sample(logits: jax.Array, t, key: jax.Array, temperature, method, methods) -
 def sampled_log_prob(logits, token, temperature, top_p: float, top_k: int) -> jax.Array:
     """Log-prob [B] of tokens under the distribution after top-k and top-p, renormalized.
 
-    Tunix's `sample_top_p`, which sampled the `token` [B] from `logits` [B, V] with the same arguments, can
-    return the log-prob before the cut. That would hide the difference SAMPLER_CORRECTION corrects.
+    Tunix's `sample_top_p`, which sampled the `token` [B] from `logits` [B, V] with the same
+    arguments, can return the log-prob before the cut. That would hide the difference
+    SAMPLER_CORRECTION corrects.
     """
     scaled = logits.astype(jnp.float32) / temperature  # [B, V]
     kept = scaled
     if top_k > 0 or top_p < 1:
-        kept, _ = jax.lax.top_k(scaled, top_k if top_k > 0 else scaled.shape[-1])  # [B, K], largest first
+        # [B, K], largest first
+        kept, _ = jax.lax.top_k(scaled, top_k if top_k > 0 else scaled.shape[-1])
         probs = jax.nn.softmax(kept)
         kept = jnp.where(jnp.cumsum(probs, axis=-1) - probs > top_p, -jnp.inf, kept)
     chosen = jnp.take_along_axis(scaled, token[:, None], axis=-1)[:, 0]  # [B]
@@ -111,41 +120,64 @@ class MaxTextRollout(BaseRollout):
     """
 
     def __init__(
-        self, rollout_actor, tokenizer, mesh: jax.sharding.Mesh, rollout_config: RolloutConfig, *,
-        maxtext_config, hf, prompt_config=None, logits_clip: float = 0.0,
+        self,
+        rollout_actor,
+        tokenizer,
+        mesh: jax.sharding.Mesh,
+        rollout_config: RolloutConfig,
+        *,
+        maxtext_config,
+        hf,
+        prompt_config=None,
+        logits_clip: float = 0.0,
         merge: Callable[[nnx.State], nnx.State] | None = None,
-    ):  # fmt: skip
-        self._actor, self.tokenizer, self._mesh, self._config = rollout_actor, tokenizer, mesh, maxtext_config
+    ):
+        self._actor, self.tokenizer, self._mesh, self._config = (
+            rollout_actor,
+            tokenizer,
+            mesh,
+            maxtext_config,
+        )
         self._temperature, self._logits_clip = rollout_config.temperature, logits_clip
         self._merge = jax.jit(merge) if merge else None
         self.rows = maxtext_config.global_batch_size_to_load
         self._prompt_rows = (prompt_config or maxtext_config).global_batch_size_to_load
         self._graphdef, self._cache, rest = self._decoder(maxtext_config, hf)
-        self._prompt_graphdef, self._prompt_cache, _ = self._decoder(prompt_config or maxtext_config, hf)
+        self._prompt_graphdef, self._prompt_cache, _ = self._decoder(
+            prompt_config or maxtext_config, hf
+        )
         self._rest = jax.tree.map(llama.unused_random_state, rest)
         hows = (rollout_config, *(RolloutConfig(**how) for how in GENERATION_CONFIGS.values()))
         self._methods = tuple(dict.fromkeys(map(method_of, hows)))
         self._prefill, self._spread = jax.jit(self._prompt_pass), jax.jit(self._spread_rows)
         whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())  # on every host
         self._decode = jax.jit(  # donates the cache and returns it, so there's no second copy
-            self._decode_all, static_argnames=("methods", "max_tokens"), donate_argnames="cache",
+            self._decode_all,
+            static_argnames=("methods", "max_tokens"),
+            donate_argnames="cache",
             out_shardings=(whole, whole, None),
-        )  # fmt: skip
+        )
         self._first = jax.jit(sample, static_argnames="methods")
         self._next = jax.jit(self._column, static_argnames="methods", donate_argnames="cache")
 
     def _decoder(self, config, hf) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
         """The structure of a module with the actor's layers and a KV cache; allocates nothing."""
         with self._axes(), faster_on_cpu.modules_for(self._mesh):
-            decoder = nnx.eval_shape(lambda: model_creation_utils.from_config(
-                config, mesh=self._mesh, model_mode=common_types.MODEL_MODE_AUTOREGRESSIVE,
-                rngs=nnx.Rngs(params=0, dropout=1),
-            ))  # fmt: skip
+            decoder = nnx.eval_shape(
+                lambda: model_creation_utils.from_config(
+                    config,
+                    mesh=self._mesh,
+                    model_mode=common_types.MODEL_MODE_AUTOREGRESSIVE,
+                    rngs=nnx.Rngs(params=0, dropout=1),
+                )
+            )
         llama.use_rope_scaling(decoder, hf)
         graphdef, _, cache, rest = nnx.split(decoder, nnx.Param, nnx.Cache, ...)
         return graphdef, cache, rest
 
-    def _forward(self, graphdef, empty, params, rest, cache, tokens, positions, mode, segment_ids=None):
+    def _forward(
+        self, graphdef, empty, params, rest, cache, tokens, positions, mode, segment_ids=None
+    ):
         """Logits [rows, V] of the last position, and the KV cache with these tokens in it.
 
         Padding gets the logit -inf, because a sampled pad token would end the answer.
@@ -154,9 +186,12 @@ class MaxTextRollout(BaseRollout):
         nnx.replace_by_pure_dict(state, cache)
         model = nnx.merge(graphdef, params, state, rest, copy=True)
         logits = model(
-            decoder_input_tokens=tokens, decoder_positions=positions, decoder_segment_ids=segment_ids,
-            enable_dropout=False, model_mode=mode,
-        )[:, -1]  # fmt: skip
+            decoder_input_tokens=tokens,
+            decoder_positions=positions,
+            decoder_segment_ids=segment_ids,
+            enable_dropout=False,
+            model_mode=mode,
+        )[:, -1]
         if self._logits_clip:  # otherwise we'd train a different policy than we sample from
             logits = jnp.clip(logits, -self._logits_clip, self._logits_clip)
         logits = logits.at[..., self.pad_id()].set(-jnp.inf)
@@ -169,18 +204,31 @@ class MaxTextRollout(BaseRollout):
         `params` is the actor's `nnx.Param` state, `rest` the decoder's random-number state.
         """
         mask = prompts != self.pad_id()  # [R, P]
-        # With left padding, a row's last prompt token is always at P - 1, and so is its first logit.
+        # With left padding, a row's last prompt token is always at P - 1, and so is its first
+        # logit.
         positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)  # [R, P]
-        empty = nnx.to_pure_dict(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self._prompt_cache))
+        empty = nnx.to_pure_dict(
+            jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self._prompt_cache)
+        )
         return self._forward(
-            self._prompt_graphdef, self._prompt_cache, params, rest, empty, prompts, positions,
-            common_types.MODEL_MODE_PREFILL, segment_ids=mask.astype(jnp.int32),
-        )  # fmt: skip
+            self._prompt_graphdef,
+            self._prompt_cache,
+            params,
+            rest,
+            empty,
+            prompts,
+            positions,
+            common_types.MODEL_MODE_PREFILL,
+            segment_ids=mask.astype(jnp.int32),
+        )
 
     def _spread_rows(self, passes, rows):
-        """Repeats the prompt passes' output for each answer; `rows` [B] maps answers to prompt rows."""
+        """Repeats the prompt passes' output for each answer; `rows` [B] maps answers to prompt
+        rows.
+        """
 
-        def spread(one, whole, *parts):  # the shapes of R and of B rows: their axis is where these differ
+        # the shapes of R and of B rows: their axis is where these differ
+        def spread(one, whole, *parts):
             axis = next((i for i, n in enumerate(one.shape) if n != whole.shape[i]), None)
             return parts[0] if axis is None else jnp.concatenate(parts, axis).take(rows, axis)
 
@@ -189,7 +237,9 @@ class MaxTextRollout(BaseRollout):
         return jnp.concatenate(logits)[rows], jax.tree.map(spread, *shapes, *caches)
 
     def _prompts_done(self, params, prompts: np.ndarray) -> tuple[jax.Array, Any]:
-        """Logits [B, V] of the first tokens and the KV cache for prompts [B, P], each computed once."""
+        """Logits [B, V] of the first tokens and the KV cache for prompts [B, P], each computed
+        once.
+        """
         R = self._prompt_rows
         if len(prompts) == R:
             return self._prefill(params, self._rest, prompts)
@@ -201,12 +251,20 @@ class MaxTextRollout(BaseRollout):
         return self._spread(passes, rows.astype(np.int32))
 
     def _column(self, params, rest, cache, token, lengths, t, key, temperature, method, methods):
-        """Token t of each row and its log-prob, sampled after the tokens [B] of column t - 1; the cache."""
+        """Token t of each row and its log-prob, sampled after the tokens [B] of column t - 1; the
+        cache.
+        """
         positions = lengths[:, None] + t - 1  # [B, 1]
         logits, cache = self._forward(
-            self._graphdef, self._cache, params, rest, cache, token[:, None], positions,
+            self._graphdef,
+            self._cache,
+            params,
+            rest,
+            cache,
+            token[:, None],
+            positions,
             common_types.MODEL_MODE_AUTOREGRESSIVE,
-        )  # fmt: skip
+        )
         return *sample(logits, t, key, temperature, method, methods), cache
 
     def _decode_all(
@@ -214,11 +272,12 @@ class MaxTextRollout(BaseRollout):
     ) -> tuple[jax.Array, jax.Array, Any]:
         """Decodes whole answers in one program; token t is sampled with `fold_in(key, t)`.
 
-        `logits` [B, V] and `cache` are the prompts'; `lengths` [B] are 0 for rows that fill up the batch.
+        `logits` [B, V] and `cache` are the prompts'; `lengths` [B] are 0 for rows that fill up the
+        batch.
 
         Returns:
-            Tokens up to and including end-of-sequence, padding after it: int32 [B, T]; their log-probs [B, T]
-            as in `sampled_log_prob`; the cache, which was donated.
+            Tokens up to and including end-of-sequence, padding after it: int32 [B, T]; their
+            log-probs [B, T] as in `sampled_log_prob`; the cache, which was donated.
         """
         how = key, temperature, method, methods
 
@@ -250,7 +309,11 @@ class MaxTextRollout(BaseRollout):
         method = method_of(config)
         if method not in self._methods:  # recompiles
             self._methods += (method,)
-        return dict(temperature=config.temperature, method=self._methods.index(method), methods=self._methods)
+        return dict(
+            temperature=config.temperature,
+            method=self._methods.index(method),
+            methods=self._methods,
+        )
 
     def _weights(self) -> nnx.State:
         """`nnx.Param` state of the plain model that decodes."""
@@ -259,7 +322,9 @@ class MaxTextRollout(BaseRollout):
 
     def encode(self, prompts: Sequence[str], P: int) -> np.ndarray:
         """Prompts of at most P tokens as int32 [len(prompts), P], left-padded."""
-        ids_of = {p: self.tokenizer.encode(p, add_special_tokens=False) for p in dict.fromkeys(prompts)}
+        ids_of = {
+            p: self.tokenizer.encode(p, add_special_tokens=False) for p in dict.fromkeys(prompts)
+        }
         padded = np.full((len(prompts), P), self.pad_id(), np.int32)
         for row, prompt in zip(padded, prompts, strict=True):
             row[P - len(ids_of[prompt]) :] = ids_of[prompt]
@@ -269,11 +334,14 @@ class MaxTextRollout(BaseRollout):
         """Pads to `count` rows, so there's one shape and one compilation."""
         return np.pad(rows, ((0, count - len(rows)), (0, 0)), constant_values=self.pad_id())
 
-    def generate(self, prompts: Sequence[str], rollout_config: RolloutConfig, **kwargs) -> RolloutOutput:
-        """Samples one completion for each prompt (its chat template already applied), with the key `seed`.
+    def generate(
+        self, prompts: Sequence[str], rollout_config: RolloutConfig, **kwargs
+    ) -> RolloutOutput:
+        """Samples one completion for each prompt (its chat template already applied), with the key
+        `seed`.
 
-        The `tokens` are unpadded and keep the end-of-sequence token; `logprobs` are of the distribution they
-        were sampled from (temperature, top-k and top-p applied).
+        The `tokens` are unpadded and keep the end-of-sequence token; `logprobs` are of the
+        distribution they were sampled from (temperature, top-k and top-p applied).
         """
         padded = self.encode(prompts, rollout_config.max_prompt_length)
         key, how = rollout_config.seed, self._how_to_sample(rollout_config)
@@ -284,11 +352,19 @@ class MaxTextRollout(BaseRollout):
                 rows = self._fill_up(padded[start : start + B], B)
                 logits, cache = self._prompts_done(params, rows)
                 *sampled, _ = self._decode(
-                    params, self._rest, cache, logits, self._lengths(rows), jax.random.fold_in(key, i),
-                    **how, max_tokens=rollout_config.max_tokens_to_generate,
-                )  # fmt: skip
+                    params,
+                    self._rest,
+                    cache,
+                    logits,
+                    self._lengths(rows),
+                    jax.random.fold_in(key, i),
+                    **how,
+                    max_tokens=rollout_config.max_tokens_to_generate,
+                )
                 chunks.append(jax.tree.map(np.asarray, sampled))
-        tokens, log_probs = (np.concatenate(parts)[: len(padded)] for parts in zip(*chunks, strict=True))
+        tokens, log_probs = (
+            np.concatenate(parts)[: len(padded)] for parts in zip(*chunks, strict=True)
+        )
         lengths = (tokens != self.pad_id()).sum(axis=1)
         completions = [row[:n] for row, n in zip(tokens, lengths, strict=True)]
         return RolloutOutput(
@@ -300,11 +376,15 @@ class MaxTextRollout(BaseRollout):
         )
 
     def stream(self, prompt: str, rollout_config: RolloutConfig) -> Iterator[str]:
-        """Yields what `generate` returns for this prompt alone, piece by piece, as the tokens arrive.
+        """Yields what `generate` returns for this prompt alone, piece by piece, as the tokens
+        arrive.
 
-        A character in several tokens comes with the last one; one that the limit cuts off doesn't come.
+        A character in several tokens comes with the last one; one that the limit cuts off doesn't
+        come.
         """
-        columns = self.token_by_token([prompt], rollout_config, jax.random.fold_in(rollout_config.seed, 0))
+        columns = self.token_by_token(
+            [prompt], rollout_config, jax.random.fold_in(rollout_config.seed, 0)
+        )
         pieces, token = DecodeStream(skip_special_tokens=True), None
         for _ in range(rollout_config.max_tokens_to_generate):
             token, _ = columns.send(token)
@@ -315,12 +395,15 @@ class MaxTextRollout(BaseRollout):
     def token_by_token(
         self, prompts: Sequence[str], rollout_config: RolloutConfig, key: jax.Array
     ) -> Generator[tuple[np.ndarray, np.ndarray], np.ndarray, None]:
-        """Samples a token for each of at most `rows` prompts, column by column, with `fold_in(key, t)`.
+        """Samples a token for each of at most `rows` prompts, column by column, with `fold_in(key,
+        t)`.
 
-        Yields the sampled tokens [N] and their log-probs [N]. Send back the tokens [N] that the rows get, the
-        sampled ones or an environment's (task/turns.py).
+        Yields the sampled tokens [N] and their log-probs [N]. Send back the tokens [N] that the
+        rows get, the sampled ones or an environment's (task/turns.py).
         """
-        prompt_ids = self._fill_up(self.encode(prompts, rollout_config.max_prompt_length), self.rows)
+        prompt_ids = self._fill_up(
+            self.encode(prompts, rollout_config.max_prompt_length), self.rows
+        )
         how, lengths = self._how_to_sample(rollout_config), self._lengths(prompt_ids)
         params, t = self._weights(), 0
         with self._axes():
@@ -331,7 +414,9 @@ class MaxTextRollout(BaseRollout):
             t, fed = t + 1, np.full(self.rows, self.pad_id(), np.int32)
             fed[: len(prompts)] = tokens
             with self._axes():  # exited while the caller runs
-                token, log_prob, cache = self._next(params, self._rest, cache, fed, lengths, t, key, **how)
+                token, log_prob, cache = self._next(
+                    params, self._rest, cache, fed, lengths, t, key, **how
+                )
 
     def _axes(self) -> contextlib.AbstractContextManager[None]:
         return devices.on_mesh(self._mesh, self._config.logical_axis_rules)
@@ -340,13 +425,22 @@ class MaxTextRollout(BaseRollout):
         """Tokens of left-padded prompts [B, P]: int32 [B]."""
         return (prompts != self.pad_id()).sum(axis=1).astype(np.int32)
 
-    def get_per_token_logps(self, prompt_tokens: jax.Array, completion_tokens: jax.Array) -> jax.Array:
-        """Log-probs [B, T] of completions under the current weights, at `rollout_config`'s temperature."""
+    def get_per_token_logps(
+        self, prompt_tokens: jax.Array, completion_tokens: jax.Array
+    ) -> jax.Array:
+        """Log-probs [B, T] of completions under the current weights, at `rollout_config`'s
+        temperature.
+        """
         graphdef, state = nnx.split(self._actor)
         return log_probs_of_states(
-            graphdef, (state,), prompt_tokens[None], completion_tokens[None], pad_id=self.pad_id(),
-            temperature=self._temperature, logits_clip=self._logits_clip,
-        )[0]  # fmt: skip
+            graphdef,
+            (state,),
+            prompt_tokens[None],
+            completion_tokens[None],
+            pad_id=self.pad_id(),
+            temperature=self._temperature,
+            logits_clip=self._logits_clip,
+        )[0]
 
     def update_params(self, params, filter_types=None) -> None:
         """Does nothing, because the actor itself decodes."""

@@ -1,7 +1,7 @@
 """The library versions this folder needs, and helpers to patch them.
 
-Private names and patches only work with one version, so every start compares the installed versions with
-VERSIONS.
+Private names and patches only work with one version, so every start compares the installed versions
+with VERSIONS.
 """
 
 import contextlib
@@ -17,11 +17,14 @@ import absl.logging
 
 from settings import UserError
 
-VERSIONS = {"google-tunix": "0.1.7", "maxtext": "0.2.5", "qwix": "0.1.8"}  # pinned in requirements*.txt, too
+# pinned in requirements*.txt, too
+VERSIONS = {"google-tunix": "0.1.7", "maxtext": "0.2.5", "qwix": "0.1.8"}
 
 
 def prepare_libraries() -> None:
-    """Refuses other versions, because we rely on private names and layouts; silences developers' messages."""
+    """Refuses other versions, because we rely on private names and layouts; silences developers'
+    messages.
+    """
     absl.logging.set_verbosity(absl.logging.ERROR)
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     for package, wanted in VERSIONS.items():
@@ -50,10 +53,12 @@ def patched(owner: Any, name: str, replacement: Callable) -> Iterator[None]:
 
 @contextlib.contextmanager
 def imported_when_used(*names: str) -> Iterator[None]:
-    """Gives the block's imports stand-ins for these modules, which import the real ones on first use.
+    """Gives the block's imports stand-ins for these modules, which import the real ones on first
+    use.
 
-    importlib's LazyLoader won't do: on Python 3.12.1 the next import statement loads its module. Drop a name
-    when the library imports it lazily itself, and all of this with Python 3.15's lazy imports (PEP 810).
+    importlib's LazyLoader won't do: on Python 3.12.1 the next import statement loads its module.
+    Drop a name when the library imports it lazily itself, and all of this with Python 3.15's lazy
+    imports (PEP 810).
     """
     stand_ins: dict[str, types.ModuleType] = {}
 

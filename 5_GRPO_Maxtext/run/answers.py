@@ -1,15 +1,17 @@
-"""RUN_DIR/answers.jsonl: every answer of some steps, and how the update changed each token's probability.
+"""RUN_DIR/answers.jsonl: every answer of some steps, and how the update changed each token's
+probability.
 
 One line per question of a kept step. Log-probs have one number per token, end-of-sequence included:
 
     {"step": 10, "question": ..., "answer": the right one, "data_source": ..., "beta": 0.08,
      "temperature": 1.0, "tokens_in_step": 1893, "completions_in_step": 128,   what the step's loss counts
-     "completions": [{"text": ..., "tokens": ids, "pieces": their texts,
-        "points": {"check_answer": 3.0, ...}, "reward": their sum, "advantage": 0.71,
-        "log_prob": before the update, "log_prob_after": after it, "log_prob_reference": (null without KL),
-        "correct": ..., "correct_lenient": ..., "format_ok": ..., "cut_off": ..., "counts": in the loss}]}
+     "completions": [{"text": ..., "tokens": ids, "pieces": their texts, "points": {"check_answer":
+        3.0, ...}, "reward": their sum, "advantage": 0.71, "log_prob": before the update,
+        "log_prob_after": after it, "log_prob_reference": (null without KL), "correct": ...,
+        "correct_lenient": ..., "format_ok": ..., "cut_off": ..., "counts": in the loss}]}
 
-An episode of ENVIRONMENT also has "turn" (-1: environment) and "advantages" per token, and its "rewards".
+An episode of ENVIRONMENT also has "turn" (-1: environment) and "advantages" per token, and its
+"rewards".
 """
 
 import functools
@@ -43,10 +45,13 @@ def keep_lines(path: Path, last_step: int) -> set[int]:
 
 
 def token_texts(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
-    """What each token adds to the text: of a character in several tokens, the last one adds all of it."""
+    """What each token adds to the text: of a character in several tokens, the last one adds all of
+    it.
+    """
     stream = DecodeStream(skip_special_tokens=False)
     texts = [stream.step(tokenizer, token) or "" for token in tokens]
-    rest = tokenizer.decode(tokens, skip_special_tokens=False)[len("".join(texts)) :]  # half a character
+    # half a character
+    rest = tokenizer.decode(tokens, skip_special_tokens=False)[len("".join(texts)) :]
     return [*texts[:-1], texts[-1] + rest] if texts else []
 
 
@@ -55,15 +60,18 @@ def question_rows(
     grader,  # from `run_grader.make_grader`
     num_generations: int,  # G
     completions: np.ndarray,  # int32 [N, T], right-padded; the G answers to a question side by side
-    graded: Mapping[str, Any],  # questions' columns, completions, rewards, points by function; arrays [N]
+    # questions' columns, completions, rewards, points by function; arrays [N]
+    graded: Mapping[str, Any],
     *,
     advantages: np.ndarray,  # float [N], or [N, T]
     counts: np.ndarray,  # bool [N], whether the answer is in the loss
-    **log_prob: np.ndarray | None,  # `log_prob`, perhaps `log_prob_after`, `..._reference`; float [N, T]
+    # `log_prob`, perhaps `log_prob_after`, `..._reference`; float [N, T]
+    **log_prob: np.ndarray | None,
 ) -> list[dict[str, Any]]:
     """The part of a line that describes a question and its answers, for each question."""
     correct, lenient = grader.score(**graded) >= 1, grader.right_lenient(**graded)
-    to_go = advantages.ndim == 2  # ADVANTAGE=turn; the advantage of an episode is that of its first turn
+    # ADVANTAGE=turn; the advantage of an episode is that of its first turn
+    to_go = advantages.ndim == 2
     rows = []
     for i, text in enumerate(graded["completions"]):
         tokens = completions[i][completions[i] != tokenizer.pad_id()].tolist()
@@ -77,12 +85,16 @@ def question_rows(
             "correct": bool(correct[i]),
             "correct_lenient": bool(lenient[i]),
             "format_ok": grader.format_right(text),
-            "cut_off": not getattr(text, "terminated", not set(tokenizer.eos_ids).isdisjoint(tokens)),
+            "cut_off": not getattr(
+                text, "terminated", not set(tokenizer.eos_ids).isdisjoint(tokens)
+            ),
             "counts": bool(counts[i]),
         }
         for name in ("log_prob", "log_prob_after", "log_prob_reference"):
             values = log_prob.get(name)
-            answer[name] = values if values is None else [rounded(x) for x in values[i, : len(tokens)]]
+            answer[name] = (
+                values if values is None else [rounded(x) for x in values[i, : len(tokens)]]
+            )
         if hasattr(text, "turn"):  # an episode
             each = np.broadcast_to(advantages[i], max(len(text.turn), advantages[i].size))
             own = [rounded(value) if turn >= 0 else 0.0 for turn, value in zip(text.turn, each)]
@@ -103,26 +115,39 @@ def rounded(value: float) -> float:
 def append_step(
     path: Path, c, tokenizer, grader, samples, batch, row: Mapping[str, float], log_prob: Sequence
 ) -> None:
-    """Adds a step's lines to answers.jsonl, from its `Samples`, the `Batch` built from them, and its log row.
+    """Adds a step's lines to answers.jsonl, from its `Samples`, the `Batch` built from them, and
+    its log row.
 
     `log_prob` has those before the update, [passes, N / passes, T], and after it.
     """
 
-    whole = functools.partial(multihost_utils.process_allgather, tiled=True)  # of all hosts' shards: NumPy
+    # of all hosts' shards: NumPy
+    whole = functools.partial(multihost_utils.process_allgather, tiled=True)
 
     def flat(x):  # [passes, n, ...] to [N, ...]
         return None if x is None else whole(x).reshape(-1, *x.shape[2:])
 
     before, after = log_prob
     mask, advantages, samples = flat(batch.mask), flat(batch.advantage), samples.flat()
-    graded = dict(completions=samples.answers.texts, points=samples.reward_parts, rewards=samples.rewards)
+    graded = dict(
+        completions=samples.answers.texts, points=samples.reward_parts, rewards=samples.rewards
+    )
     rows = question_rows(
-        tokenizer, grader, c.NUM_GENERATIONS, samples.answers.completion_ids, samples.questions | graded,
-        advantages=advantages[:, 0] if advantages.shape[1] == 1 else advantages, counts=mask.any(axis=1),
-        log_prob=whole(before).reshape(mask.shape), log_prob_after=flat(after),
+        tokenizer,
+        grader,
+        c.NUM_GENERATIONS,
+        samples.answers.completion_ids,
+        samples.questions | graded,
+        advantages=advantages[:, 0] if advantages.shape[1] == 1 else advantages,
+        counts=mask.any(axis=1),
+        log_prob=whole(before).reshape(mask.shape),
+        log_prob_after=flat(after),
         log_prob_reference=flat(batch.ref_log_prob),
-    )  # fmt: skip
+    )
     shared = {name: row[name] for name in ("step", "beta", "temperature")}
-    shared |= {"tokens_in_step": int(mask.sum()), "completions_in_step": int(mask.any(axis=1).sum())}
+    shared |= {
+        "tokens_in_step": int(mask.sum()),
+        "completions_in_step": int(mask.any(axis=1).sum()),
+    }
     with open(path, "a", encoding="ascii") as file:
         file.write(to_lines([shared | line for line in rows]))

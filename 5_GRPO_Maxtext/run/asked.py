@@ -1,6 +1,8 @@
-"""Answers to questions outside a run, for inference.py: graded, voted, shown, written to a file or a page.
+"""Answers to questions outside a run, for inference.py: graded, voted, shown, written to a file or
+a page.
 
-A row is a question of `questions.read_questions`, with its completions `after` training and perhaps `before`.
+A row is a question of `questions.read_questions`, with its completions `after` training and perhaps
+`before`.
 """
 
 import json
@@ -17,7 +19,8 @@ from run.plain_text import escape_controls
 from task.grading import grade, grade_lenient
 from task.questions import GRADED
 
-WRITTEN = ("completion", "completions", "vote", "before", "correct", "correct_lenient")  # by `write_rows`
+# by `write_rows`
+WRITTEN = ("completion", "completions", "vote", "before", "correct", "correct_lenient")
 
 
 def is_right(grader, completion: str, row: dict[str, Any]) -> tuple[bool, bool]:
@@ -32,7 +35,9 @@ def judged(grader, completion: str, row: dict[str, Any]) -> str:
     """ " [right]", " [wrong, right: 7]", or nothing if the right answer isn't known."""
     if row["answer"] is None:
         return ""
-    return " [right]" if is_right(grader, completion, row)[0] else f" [wrong, right: {row['answer']}]"
+    return (
+        " [right]" if is_right(grader, completion, row)[0] else f" [wrong, right: {row['answer']}]"
+    )
 
 
 def vote(grader, completions: list[str], data_source: str | None = None) -> tuple[str, str]:
@@ -76,46 +81,74 @@ def write_rows(path: Path, rows: list[dict[str, Any]], grader) -> None:
             out["before"] = vote(grader, row["before"], row["data_source"])[0]
         if row["answer"] is not None:
             out["correct"], out["correct_lenient"] = is_right(grader, completion, row)
-        lines.append(json.dumps(out, ensure_ascii=False, default=str) + "\n")  # str: dates of a Parquet file
+        # str: dates of a Parquet file
+        lines.append(json.dumps(out, ensure_ascii=False, default=str) + "\n")
     settings.write_whole(path, "".join(lines))
     print(f"answers:  {path}")
 
 
 def token_log_probs(c, rollout, output) -> np.ndarray:
     """Log-probs [N, T] of one engine's answers under another's weights at temperature 1."""
-    tokens = right_padded(output.tokens, c.TOTAL_GENERATION_STEPS, rollout.pad_id(), np.int32)  # [N, T]
+    # [N, T]
+    tokens = right_padded(output.tokens, c.TOTAL_GENERATION_STEPS, rollout.pad_id(), np.int32)
     parts = [slice(start, start + c.BATCH_SIZE) for start in range(0, len(tokens), c.BATCH_SIZE)]
     prompts = output.left_padded_prompt_tokens  # [N, P]
-    return np.concatenate([rollout.get_per_token_logps(prompts[part], tokens[part]) for part in parts])
+    return np.concatenate(
+        [rollout.get_per_token_logps(prompts[part], tokens[part]) for part in parts]
+    )
 
 
 def write_page(c, path: Path, tokenizer, rows, output, log_probs, grader, about: str) -> None:
     """Writes the page: each question with its answers, rewards, advantages and tokens.
 
-    `log_probs` are from `token_log_probs`, before and after training; only one for an untrained model.
+    `log_probs` are from `token_log_probs`, before and after training; only one for an untrained
+    model.
     """
-    tokens = right_padded(output.tokens, c.TOTAL_GENERATION_STEPS, tokenizer.pad_id(), np.int32)  # [N, T]
+    # [N, T]
+    tokens = right_padded(output.tokens, c.TOTAL_GENERATION_STEPS, tokenizer.pad_id(), np.int32)
     groups = []
     for i, row in enumerate(rows):
         part, known = slice(i * c.SAMPLES, (i + 1) * c.SAMPLES), row["answer"] is not None
-        columns = {"question": row["question"], "answer": row["answer"] if known else "",
-                   "data_source": row["data_source"] or "gsm8k", "extra_info": row["extra_info"]}  # fmt: skip
-        columns = {name: np.array([value] * c.SAMPLES, dtype=object) for name, value in columns.items()}
+        columns = {
+            "question": row["question"],
+            "answer": row["answer"] if known else "",
+            "data_source": row["data_source"] or "gsm8k",
+            "extra_info": row["extra_info"],
+        }
+        columns = {
+            name: np.array([value] * c.SAMPLES, dtype=object) for name, value in columns.items()
+        }
         texts = np.array(row["after"], dtype=object)
-        points = {f.__name__: np.array(f(None, texts, **columns)) for f in grader.functions if known}
+        points = {
+            f.__name__: np.array(f(None, texts, **columns)) for f in grader.functions if known
+        }
         rewards = sum(points.values(), np.zeros(c.SAMPLES))
         log_prob = dict(zip(("log_prob", "log_prob_after"), (x[part] for x in log_probs)))
         [group] = answers.question_rows(
-            tokenizer, grader, c.SAMPLES, tokens[part],
+            tokenizer,
+            grader,
+            c.SAMPLES,
+            tokens[part],
             columns | {"completions": texts, "points": points, "rewards": rewards},
-            advantages=compute_advantages(rewards, c.SAMPLES), counts=np.ones(c.SAMPLES, bool), **log_prob,
-        )  # fmt: skip
+            advantages=compute_advantages(rewards, c.SAMPLES),
+            counts=np.ones(c.SAMPLES, bool),
+            **log_prob,
+        )
         groups.append(page.to_group(group | {"step": 0, "graded": known, "answer": row["answer"]}))
     notes = ["Drawn with the sampling of inference.py; log-probabilities are at temperature 1."]
     if not all(group["graded"] for group in groups):
-        notes.append("Where the right answer is not known there are no rewards: give it as ANSWER=...")
-    page.save(path, {
-        "kind": "questions", "about": about, "groups": groups, "compared": len(log_probs) > 1, "notes": notes,
-        "constants": {"ADVANTAGE": "group", "ZERO_VARIANCE_GROUPS": "keep"},
-    })  # fmt: skip
+        notes.append(
+            "Where the right answer is not known there are no rewards: give it as ANSWER=..."
+        )
+    page.save(
+        path,
+        {
+            "kind": "questions",
+            "about": about,
+            "groups": groups,
+            "compared": len(log_probs) > 1,
+            "notes": notes,
+            "constants": {"ADVANTAGE": "group", "ZERO_VARIANCE_GROUPS": "keep"},
+        },
+    )
     print(f"page:     {path}")

@@ -6,8 +6,9 @@ CHECKPOINT_DIR/<name of RUN_DIR>/, or RUN_DIR/checkpoints/
     <step>/loop         JSON: the weight of the KL, and answers sampled one step ahead
     run.json ...        in CHECKPOINT_DIR: the files of RUN_DIR as of the newest checkpoint
 
-Orbax writes while training continues, under a temporary name until a checkpoint is complete, so a kill never
-leaves a half-written one. If one can't be read anyway, the run stops and names it; it never skips one.
+Orbax writes while training continues, under a temporary name until a checkpoint is complete, so a
+kill never leaves a half-written one. If one can't be read anyway, the run stops and names it; it
+never skips one.
 """
 
 import copy
@@ -28,14 +29,18 @@ from settings import UserError
 def saved(root: str) -> list[int]:
     """The steps that have a checkpoint, in order."""
     place = epath.Path(root)
-    return sorted(int(path.name) for path in place.iterdir() if path.name.isdigit()) if place.exists() else []
+    return (
+        sorted(int(path.name) for path in place.iterdir() if path.name.isdigit())
+        if place.exists()
+        else []
+    )
 
 
 def root_of_run(checkpoint_dir: str, folder: Path) -> str:
     """Where to save checkpoints: in the run's folder, or under its name in CHECKPOINT_DIR.
 
-    Finds that folder by run_id if it or RUN_DIR was renamed. Raises UserError if it belongs to another run,
-    or if that can't be determined.
+    Finds that folder by run_id if it or RUN_DIR was renamed. Raises UserError if it belongs to
+    another run, or if that can't be determined.
     """
     if not checkpoint_dir:
         return str(folder.resolve() / "checkpoints")
@@ -75,8 +80,12 @@ def copy_files(source: str | Path, target: str | Path, again: bool) -> list[str]
 
 
 def open_manager(root: str, max_to_keep: int | None = None) -> ocp.CheckpointManager:
-    """Orbax's manager; it saves in a thread, and keeps the last `max_to_keep` checkpoints (None = all)."""
-    return ocp.CheckpointManager(root, options=ocp.CheckpointManagerOptions(max_to_keep=max_to_keep))
+    """Orbax's manager; it saves in a thread, and keeps the last `max_to_keep` checkpoints (None =
+    all).
+    """
+    return ocp.CheckpointManager(
+        root, options=ocp.CheckpointManagerOptions(max_to_keep=max_to_keep)
+    )
 
 
 @jax.jit
@@ -85,11 +94,13 @@ def all_finite(tree: Any) -> jax.Array:
     return jnp.array([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()
 
 
-def save(manager: ocp.CheckpointManager, step: int, params, opt_state, loop: dict[str, Any], c) -> None:
+def save(
+    manager: ocp.CheckpointManager, step: int, params, opt_state, loop: dict[str, Any], c
+) -> None:
     """Saves what a run needs to continue after `step` steps, unless that checkpoint already exists.
 
-    Raises UserError if a number isn't finite: the optimizer skips a gradient that isn't, but an update can
-    overflow by itself, through the learning rate or Adam's moments.
+    Raises UserError if a number isn't finite: the optimizer skips a gradient that isn't, but an
+    update can overflow by itself, through the learning rate or Adam's moments.
     """
     if manager.latest_step() == step:
         return
@@ -103,10 +114,14 @@ def save(manager: ocp.CheckpointManager, step: int, params, opt_state, loop: dic
     manager.save(step, args=ocp.args.Composite(weights=weights, moments=moments, loop=loop))
 
 
-def restore(manager: ocp.CheckpointManager, step: int, params, opt_state=None) -> tuple[Any, Any, dict]:
-    """Reads params, opt_state and `loop` of checkpoint `step`, with the arguments' shapes and shardings.
+def restore(
+    manager: ocp.CheckpointManager, step: int, params, opt_state=None
+) -> tuple[Any, Any, dict]:
+    """Reads params, opt_state and `loop` of checkpoint `step`, with the arguments' shapes and
+    shardings.
 
-    Without `opt_state` only the params are read. Raises UserError if it can't be read as this model's.
+    Without `opt_state` only the params are read. Raises UserError if it can't be read as this
+    model's.
     """
     like = jax.tree.map(ocp.utils.to_shape_dtype_struct, (params, jax.tree.leaves(opt_state)))
     items = {"weights": ocp.args.StandardRestore(like[0])}
@@ -114,7 +129,10 @@ def restore(manager: ocp.CheckpointManager, step: int, params, opt_state=None) -
         items |= {"moments": ocp.args.StandardRestore(like[1]), "loop": ocp.args.JsonRestore()}
     try:
         restored = manager.restore(step, args=ocp.args.Composite(**items))
-    except (MemoryError, jax.errors.JaxRuntimeError):  # too little memory doesn't mean a damaged checkpoint
+    except (
+        MemoryError,
+        jax.errors.JaxRuntimeError,
+    ):  # too little memory doesn't mean a damaged checkpoint
         raise
     except Exception as error:  # Orbax, tensorstore, json and the network share no error type
         others = [str(other) for other in manager.all_steps() if other < step]

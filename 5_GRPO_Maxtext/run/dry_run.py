@@ -1,9 +1,11 @@
 """DRY_RUN=True: will the run start, and will it fit? Checks everything it can without training.
 
-Versions, model, access and tokenizer, data, prompt lengths, rewards, paths, disk, the chips against the mesh,
-memory and vLLM's share of it. It writes nothing. You can plan the 8 B job on any machine, in 8 s on one core:
+Versions, model, access and tokenizer, data, prompt lengths, rewards, paths, disk, the chips against
+the mesh, memory and vLLM's share of it. It writes nothing. You can plan the 8 B job on any machine,
+in 8 s on one core:
 
-    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py DRY_RUN=True MODEL=meta-llama/Llama-3.1-8B-Instruct
+    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py DRY_RUN=True
+    MODEL=meta-llama/Llama-3.1-8B-Instruct
 """
 
 import contextlib
@@ -31,8 +33,8 @@ from task import questions
 def dry_run(c, arguments: Sequence[str], course: ModuleType, tables) -> None:
     """Checks everything it can without training, prints what would happen, and changes nothing.
 
-    On a machine that couldn't train the model, it checks chips against memory.SLICES and reports disk and
-    packages as unchecked. `course` is reward_func.py.
+    On a machine that couldn't train the model, it checks chips against memory.SLICES and reports
+    disk and packages as unchecked. `course` is reward_func.py.
     """
     try:
         devices.find_devices(c)
@@ -70,7 +72,11 @@ def dry_run(c, arguments: Sequence[str], course: ModuleType, tables) -> None:
         check_paths(c, memory.trained_parameters(c, hf, parameters))
         fits = memory.plan_memory(c, hf, parameters)
         for name, kind, chips in (("v6e-8", "v6e", 8), ("v5p-8", "v5p", 4)):
-            if c.LORA_RANK and c.ROLLOUT_ENGINE == "vllm" and name in fits.partition("does not fit")[0]:
+            if (
+                c.LORA_RANK
+                and c.ROLLOUT_ENGINE == "vllm"
+                and name in fits.partition("does not fit")[0]
+            ):
                 low, high = both = sum(hours(c, parameters, kind, chips).values())
                 least, most = CHIPS[kind].dollars * chips * both
                 price = f"{low:.1f} to {high:.1f} h, {least:.0f} to {most:.0f} dollars on demand"
@@ -86,28 +92,35 @@ def on_target(c) -> bool:
 def find_model(model: str, weights: bool):
     """Finds MODEL's config and tokenizer without downloading its weights.
 
-    With `weights`, a local folder must contain the weights and the tokenizer, as for a real run. Returns the
-    folder with the tokenizer (None: out of reach), the config, and where that came from.
+    With `weights`, a local folder must contain the weights and the tokenizer, as for a real run.
+    Returns the folder with the tokenizer (None: out of reach), the config, and where that came
+    from.
     """
     local, config = find_path(model).is_dir(), settings.config_path(model)
     if not local and reachable(huggingface_hub.constants.ENDPOINT):
         return (*llama.fetch_model(model, weights=False), f"{model}, from the Hugging Face hub")
     if not config:  # it isn't in the hub's cache
         if published := memory.published_config(model):
-            note = "the hub is out of reach; published sizes from here, access and tokenizer unchecked"
+            note = (
+                "the hub is out of reach; published sizes from here, access and tokenizer unchecked"
+            )
             return None, published, f"{model}: {note}"
         fault = "no such folder, and the Hugging Face hub is out of reach; give a folder"
         raise UserError(f"MODEL={model}: {fault}")
     folder, hf = llama.fetch_model(str(config.parent), weights)
     patterns = {"weights": "*.safetensors", "tokenizer": "tokenizer*.json"}
-    missing = [name for name, pattern in patterns.items() if not (weights or list(folder.glob(pattern)))]
+    missing = [
+        name for name, pattern in patterns.items() if not (weights or list(folder.glob(pattern)))
+    ]
     source = str(folder) if local else f"{model}, downloaded earlier to {folder}"
     unchecked = f": no {' and no '.join(missing)} in it, unchecked" if missing else ""
     return (None if "tokenizer" in missing else folder), hf, source + unchecked
 
 
 def check_data(c, hf, tokenizer, course: ModuleType) -> None:
-    """Checks questions and rewards, and prints how many there are; `tokenizer` None is out of reach."""
+    """Checks questions and rewards, and prints how many there are; `tokenizer` None is out of
+    reach.
+    """
     data = {}
     try:
         data = questions.read_data(c)
@@ -120,7 +133,9 @@ def check_data(c, hf, tokenizer, course: ModuleType) -> None:
         print(f"world    {c.ENVIRONMENT}, at most {c.MAX_TURNS} turns")
     rows, sources = start.make_splits(c, data, grader, tokenizer)
     questions.say_overlap(rows)
-    lengths = f"at most {c.MAX_PROMPT_LENGTH} tokens" if tokenizer else "lengths unchecked (no tokenizer)"
+    lengths = (
+        f"at most {c.MAX_PROMPT_LENGTH} tokens" if tokenizer else "lengths unchecked (no tokenizer)"
+    )
     for split, asked in rows.items():
         print(f"data     {split}: {len(asked):,} questions of {sources[split]}, {lengths}")
     print(f"rewards  {grader}")
@@ -161,33 +176,44 @@ def check_bucket(address: str) -> None:
         raise UserError(f"CHECKPOINT_DIR={address}: {fault}")
 
 
-# %% Hours and dollars --------------------------------------------------------------------------------------
+# %% Hours and dollars -----------------------------------------------------------------------------
 # Arrays are [optimistic, pessimistic].
-DECODED = 1400  # tokens per second and v6e chip, Llama 3.1 8B: the floor in tpu-inference's own tests
+# tokens per second and v6e chip, Llama 3.1 8B: the floor in tpu-inference's own tests
+DECODED = 1400
 ANSWER = 200  # tokens: verl's 8 B runs on GSM8K have 154 to 199 on average
 BATCH = 256  # answers vLLM decodes at a time: its default (max_num_seqs) for a chip it doesn't know
 BYTES = 2  # per gathered or sent weight: bfloat16
-FLOPS = 8  # per weight and token: forward, recomputation, gradient of the activations, reference; 2 each
-GATHERS = np.array([3, 4])  # of all weights per pass: forward, recomputation, backward; then the reference's
-PEAK_SHARE = np.array([0.45, 0.225])  # of `flops`: MaxText's pre-training on v6e; half, for small passes
+# per weight and token: forward, recomputation, gradient of the activations, reference; 2 each
+FLOPS = 8
+# of all weights per pass: forward, recomputation, backward; then the reference's
+GATHERS = np.array([3, 4])
+# of `flops`: MaxText's pre-training on v6e; half, for small passes
+PEAK_SHARE = np.array([0.45, 0.225])
 LINK_SHARE = np.array([1.0, 0.5])  # of `links`: assumed
-SYNC = np.array([6.7, 22.0])  # seconds per step: public reports for 0.6 B on v7x and for 30 B on v5p-8
-START = np.array([20.0, 45.0])  # minutes: packages 3 to 8, download 2 to 7, conversion 3 to 5, vLLM's
-# precompilation 10 to 20 (public reports), the step's programs 2 to 5; all but the precompilation assumed
+# seconds per step: public reports for 0.6 B on v7x and for 30 B on v5p-8
+SYNC = np.array([6.7, 22.0])
+# minutes: packages 3 to 8, download 2 to 7, conversion 3 to 5, vLLM's
+START = np.array([20.0, 45.0])
+# precompilation 10 to 20 (public reports), the step's programs 2 to 5; all but the precompilation
+# assumed
 
 
 def hours(c, parameters: int, kind: str, chips: int) -> dict[str, np.ndarray]:
-    """Hours by part, [optimistic, pessimistic], on `chips` chips of a `kind` in CHIPS with known speed.
+    """Hours by part, [optimistic, pessimistic], on `chips` chips of a `kind` in CHIPS with known
+    speed.
 
-    By a formula for LoRA on one host, with vLLM on the training chips, of which nothing was measured. The
-    optimistic end hides the transfers of weights behind the arithmetic and keeps vLLM's batch full.
+    By a formula for LoRA on one host, with vLLM on the training chips, of which nothing was
+    measured. The optimistic end hides the transfers of weights behind the arithmetic and keeps
+    vLLM's batch full.
     """
     chip = CHIPS[kind]
     # Decoding is memory-bound, by the weights mostly.
     rate = DECODED * chip.bandwidth / CHIPS["v6e"].bandwidth * chips * 8.03e9 / parameters
 
     def sampling(answers: int) -> np.ndarray:
-        """Seconds: all slots busy with average answers, or every wave as long as the longest answer."""
+        """Seconds: all slots busy with average answers, or every wave as long as the longest
+        answer.
+        """
         longest = math.ceil(answers / BATCH) * c.TOTAL_GENERATION_STEPS * BATCH / rate
         return np.array([min(answers * ANSWER / rate, longest), longest])
 

@@ -1,8 +1,8 @@
 """Evaluation results: shares of right answers, each answer, and what they say about the training.
 
-Claims no more than was measured. Before and after use the same questions, so we compare those that changed:
-if training did nothing, about as many turn wrong as turn right. A change is clear if chance alone would
-produce one as lopsided in fewer than 5 % of cases (exact McNemar test).
+Claims no more than was measured. Before and after use the same questions, so we compare those that
+changed: if training did nothing, about as many turn wrong as turn right. A change is clear if
+chance alone would produce one as lopsided in fewer than 5 % of cases (exact McNemar test).
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,30 +19,35 @@ type Result = Mapping[str, Any]  # of an evaluation
 
 SEEN = 0.05  # if the share of right answers never gets there, the reward was for something else
 ROWS = {  # of the table: metrics and their descriptions
-    "answer_accuracy": "answers right", "lenient_accuracy": "right by the last number",
-    "partial_accuracy": "within 10 %", "format_accuracy": "format right",
+    "answer_accuracy": "answers right",
+    "lenient_accuracy": "right by the last number",
+    "partial_accuracy": "within 10 %",
+    "format_accuracy": "format right",
     "greedy_answer_accuracy": "greedy: answers right",
     "greedy_lenient_accuracy": "greedy: right by the last number",
     "greedy_format_accuracy": "greedy: format right",
-    "cut_off": "cut off at the limit", "mean_score": "mean score",
+    "cut_off": "cut off at the limit",
+    "mean_score": "mean score",
     "completion_length": "mean length, tokens",
-}  # fmt: skip
+}
 HELD_OUT = {  # columns: figures of `evaluate`, on rows where a step ends with one
-    "held_out_correct": "answer_accuracy", "held_out_correct_lenient": "lenient_accuracy",
-    "held_out_format_ok": "format_accuracy", "held_out_greedy_correct": "greedy_answer_accuracy",
+    "held_out_correct": "answer_accuracy",
+    "held_out_correct_lenient": "lenient_accuracy",
+    "held_out_format_ok": "format_accuracy",
+    "held_out_greedy_correct": "greedy_answer_accuracy",
     "held_out_greedy_correct_lenient": "greedy_lenient_accuracy",
-}  # fmt: skip
+}
 
 
 def grade(grader, rows: Sequence[Mapping[str, str]], answers) -> dict[str, Any]:
     """Grades an answer (`Answers` of model/llm.py) to each of Q questions.
 
     Returns:
-        Shares `answer_accuracy` (right, in the requested format), `lenient_accuracy` (the last number is
-        right, wherever it is), `partial_accuracy` (within 10 %), `format_accuracy`, `cut_off`; means
-        `completion_length` (tokens) and, if compute_score grades, `mean_score`; if there are several,
-        `by_data_source`: `questions` and three of the shares. Lists [Q]: `completions`, `correct`,
-        `correct_lenient`, `format_ok`.
+        Shares `answer_accuracy` (right, in the requested format), `lenient_accuracy` (the last
+        number is right, wherever it is), `partial_accuracy` (within 10 %), `format_accuracy`,
+        `cut_off`; means `completion_length` (tokens) and, if compute_score grades, `mean_score`; if
+        there are several, `by_data_source`: `questions` and three of the shares. Lists [Q]:
+        `completions`, `correct`, `correct_lenient`, `format_ok`.
     """
     texts = answers.texts.tolist()
     columns = {name: [row[name] for row in rows] for name in GRADED}
@@ -53,15 +58,19 @@ def grade(grader, rows: Sequence[Mapping[str, str]], answers) -> dict[str, Any]:
     right = {"answer_accuracy": correct, "lenient_accuracy": lenient, "format_accuracy": formed}
 
     def shares(mask):
-        return {"questions": int(mask.sum())} | {name: float(x[mask].mean()) for name, x in right.items()}
+        return {"questions": int(mask.sum())} | {
+            name: float(x[mask].mean()) for name, x in right.items()
+        }
 
     result = shares(np.ones(len(rows), bool)) | {
         "partial_accuracy": float(np.mean(close)),
         "completion_length": float(np.mean(answers.lengths)),
         "cut_off": float(np.mean(~answers.ended)),
         "completions": texts,
-        "correct": correct.tolist(), "correct_lenient": lenient.tolist(), "format_ok": formed.tolist(),
-    }  # fmt: skip
+        "correct": correct.tolist(),
+        "correct_lenient": lenient.tolist(),
+        "format_ok": formed.tolist(),
+    }
     if "compute_score" in grader.names:
         result["mean_score"] = float(scores.mean())
     sources = np.array(columns["data_source"])
@@ -71,7 +80,9 @@ def grade(grader, rows: Sequence[Mapping[str, str]], answers) -> dict[str, Any]:
 
 
 def merge_greedy(sampled: dict[str, Any], greedy: dict[str, Any], rows) -> dict[str, Any]:
-    """Merges two evaluations: the greedy metrics and lists become `greedy_...`; adds what was `asked`."""
+    """Merges two evaluations: the greedy metrics and lists become `greedy_...`; adds what was
+    `asked`.
+    """
     kept = ("answer_accuracy", "lenient_accuracy", "format_accuracy", "completions", "correct")
     asked = [{name: row[name] for name in ("question", "answer", "data_source")} for row in rows]
     return sampled | {f"greedy_{name}": greedy[name] for name in kept} | {"asked": asked}
@@ -79,20 +90,29 @@ def merge_greedy(sampled: dict[str, Any], greedy: dict[str, Any], rows) -> dict[
 
 def in_words(result: Result) -> str:
     """The shares of an evaluation to show during a run."""
-    names = {"answers right": "answer_accuracy", "by the last number": "lenient_accuracy",
-             "format right": "format_accuracy", "greedy right": "greedy_answer_accuracy"}  # fmt: skip
+    names = {
+        "answers right": "answer_accuracy",
+        "by the last number": "lenient_accuracy",
+        "format right": "format_accuracy",
+        "greedy right": "greedy_answer_accuracy",
+    }
     return ", ".join(f"{words} {result[name]:.1%}" for words, name in names.items())
 
 
 def wilson(share: float, n: int) -> tuple[float, float]:
-    """95 % interval of a share of n questions (Wilson 1927, JASA 22, p. 209): both ends, from 0 to 1."""
-    from scipy.stats import binomtest  # takes a second to import, which `tool.py show_run` can defer
+    """95 % interval of a share of n questions (Wilson 1927, JASA 22, p. 209): both ends, from 0 to
+    1.
+    """
+    # takes a second to import, which `tool.py show_run` can defer
+    from scipy.stats import binomtest
 
     return tuple(map(float, binomtest(round(share * n), n).proportion_ci(0.95, "wilson")))
 
 
 def comparison(results: Sequence[Result]) -> list[list[str]]:
-    """Rows of a table: a metric's name, and its value in each of `results`; shares with 95 % intervals."""
+    """Rows of a table: a metric's name, and its value in each of `results`; shares with 95 %
+    intervals.
+    """
 
     def cell(key, result):
         if key in ("mean_score", "completion_length"):
@@ -116,7 +136,9 @@ def measured(results: Sequence[Result]) -> tuple[str, str]:
 
 
 def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> tuple[int, int, int]:
-    """How many turned right, how many wrong; and 1: clearly better, -1: clearly worse, 0: may be chance."""
+    """How many turned right, how many wrong; and 1: clearly better, -1: clearly worse, 0: may be
+    chance.
+    """
     from scipy.stats import binomtest
 
     right = sum(new > old for old, new in zip(before, after, strict=True))
@@ -134,7 +156,9 @@ def headline(tests: Sequence[Result], evaluations: Sequence[Result], steps: int)
     before, after = tests if over else (evaluations[0], evaluations[-1])
     name, key = measured((before, after))
     right, _, sign = mcnemar(before[name], after[name])
-    verdict = "worked" if sign > 0 else "got_worse" if sign < 0 else "unclear" if right else "no_gain"
+    verdict = (
+        "worked" if sign > 0 else "got_worse" if sign < 0 else "unclear" if right else "no_gain"
+    )
     right = Sentence(key, before=before[key], after=after[key])  # "35% to 99% right"
     sentences += [Sentence(verdict if over else "so_far", change=right)]
     if name == "correct" and mcnemar(before["format_ok"], after["format_ok"])[2]:
@@ -166,7 +190,10 @@ def dips(evaluations: Sequence[Result]) -> list[tuple[int, bool, Sentence]]:
     for old, new in pairwise(evaluations):
         if new[key] < old[key]:
             right, wrong, sign = mcnemar(old[name], new[name])
-            form = sum(a > b and number for a, b, number in zip(old[name], new[name], new["correct_lenient"]))
+            form = sum(
+                a > b and number
+                for a, b, number in zip(old[name], new[name], new["correct_lenient"])
+            )
             dip = Sentence("dip", step=new["step"], wrong=wrong, form=form, right=right)
             drops += [(new["step"], sign < 0, dip)]
     return drops
@@ -176,7 +203,8 @@ def best(evaluations: Sequence[Result]) -> Sentence | None:
     """The evaluation during training with the most right answers, in a sentence; None without any."""
     if not evaluations:
         return None
-    most_right = max(evaluations, key=lambda e: (e["answer_accuracy"], e["lenient_accuracy"]))  # the first
+    # the first
+    most_right = max(evaluations, key=lambda e: (e["answer_accuracy"], e["lenient_accuracy"]))
     return Sentence("best", best=most_right, last=evaluations[-1])
 
 

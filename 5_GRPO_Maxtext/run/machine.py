@@ -1,7 +1,7 @@
 """The machine a run is for, and the defaults that depend on it. Nothing here imports jax.
 
-The tpu column of the constants is for a large model on a TPU with vLLM. `machine_defaults` adapts it to
-another machine or engine; only this file decides engine, attention, dtype and batch.
+The tpu column of the constants is for a large model on a TPU with vLLM. `machine_defaults` adapts
+it to another machine or engine; only this file decides engine, attention, dtype and batch.
 """
 
 import csv
@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 FOLDER = Path(__file__).resolve().parent
 ASSETS = FOLDER.parent / "assets"
-FLASH_BLOCK = 512  # tokens, of a TPU's flash attention: a longer sequence has to be a multiple of it
+# tokens, of a TPU's flash attention: a longer sequence has to be a multiple of it
+FLASH_BLOCK = 512
 
 
 class Machine(NamedTuple):
@@ -57,10 +58,11 @@ CARDS = {row["card"]: row for row in rows_of(FOLDER / "cards.csv")}
 
 
 def compiled(machine: str, files: Iterable[str]) -> dict[str, list[dict[str, str]]]:
-    """What tools/fit_check.py wrote to these files of assets/ about a machine, by the run's constants.
+    """What tools/fit_check.py wrote to these files of assets/ about a machine, by the run's
+    constants.
 
-    A row for each program of GRPO; without the cases still to be compiled, and vLLM's step, which has a share
-    of its own.
+    A row for each program of GRPO; without the cases still to be compiled, and vLLM's step, which
+    has a share of its own.
     """
     rows_by_constants = {}
     for row in (row for file in files for row in rows_of(ASSETS / file)):
@@ -101,17 +103,21 @@ def machine_defaults(machine: Machine, given: Mapping[str, Any]) -> dict[str, tu
     sizes = []
     for constants, rows in compiled(machine.name, ["fit_cards.csv"]).items():
         c = dict(word.split("=") for word in constants.split())
-        if (c.get("MODEL"), c.get("LORA_RANK")) == asked and min(float(row["left"]) for row in rows) >= 0:
+        if (c.get("MODEL"), c.get("LORA_RANK")) == asked and min(
+            float(row["left"]) for row in rows
+        ) >= 0:
             sizes.append(int(c["BATCH_SIZE"]))
-    return defaults | ({"BATCH_SIZE": (max(sizes), "the largest that fits, as compiled")} if sizes else {})
+    return defaults | (
+        {"BATCH_SIZE": (max(sizes), "the largest that fits, as compiled")} if sizes else {}
+    )
 
 
 def attention_fault(c, machine: Machine) -> str:
     """Why a machine can't run ATTENTION, with the remedy; empty if it can.
 
-    MaxText (0.2.5, layers/attention_op.py) decodes with `dot_product`, and with `autoselected`, which uses
-    flash attention for sequences of 128 tokens or more. On a TPU, decoding with `flash` raises; on a GPU it
-    falls back to `dot_product`.
+    MaxText (0.2.5, layers/attention_op.py) decodes with `dot_product`, and with `autoselected`,
+    which uses flash attention for sequences of 128 tokens or more. On a TPU, decoding with `flash`
+    raises; on a GPU it falls back to `dot_product`.
     """
     flash, may_flash = c.ATTENTION == "flash", c.ATTENTION != "dot_product"
     length = c.MAX_PROMPT_LENGTH + c.TOTAL_GENERATION_STEPS

@@ -1,9 +1,10 @@
-"""Checks whether a step fits in a chip's memory, and the checkpoints on the disk, without the machine.
+"""Checks whether a step fits in a chip's memory, and the checkpoints on the disk, without the
+machine.
 
-`make fit-check` compiled the programs of a run (FIT_FILES); its results hold for every run of the same kind
-with the same or a smaller batch. For others there's only `estimate`, a lower bound from what's in memory
-whatever the batch. In every function `c` is the constants of the run, `hf` the checkpoint's config, and
-`parameters` the model's number of parameters.
+`make fit-check` compiled the programs of a run (FIT_FILES); its results hold for every run of the
+same kind with the same or a smaller batch. For others there's only `estimate`, a lower bound from
+what's in memory whatever the batch. In every function `c` is the constants of the run, `hf` the
+checkpoint's config, and `parameters` the model's number of parameters.
 """
 
 import json
@@ -25,11 +26,12 @@ GIB = 2**30
 BYTES = {"float32": 4, "bfloat16": 2}  # per number
 
 
-# %% Machines -----------------------------------------------------------------------------------------------
-SLICES = ("v5p-8", "v6e-8", "v5p-64", "v6e-4", "v6e-1", "v5e-8", "v5e-4", "v5e-1")  # planned without a TPU
+# %% Machines --------------------------------------------------------------------------------------
+# planned without a TPU
+SLICES = ("v5p-8", "v6e-8", "v5p-64", "v6e-4", "v6e-1", "v5e-8", "v5e-4", "v5e-1")
 
 
-# %% Models -------------------------------------------------------------------------------------------------
+# %% Models ----------------------------------------------------------------------------------------
 LLAMA_3_1_8B = "meta-llama/Llama-3.1-8B-Instruct"
 # The config.json of some models by Hugging Face name, for machines that can't reach the hub.
 PUBLISHED = json.loads((HERE / "run" / "published_models.json").read_text())
@@ -41,7 +43,7 @@ def published_config(model: str = LLAMA_3_1_8B):
     return transformers.AutoConfig.for_model(**sizes) if sizes else None
 
 
-# %% Disk ---------------------------------------------------------------------------------------------------
+# %% Disk ------------------------------------------------------------------------------------------
 def trained_parameters(c, hf, parameters: int) -> int:
     """Number of trained parameters: LoRA's A and B, or all."""
     return lora.count_parameters(hf, c.LORA_RANK, c.LORA_TARGETS) if c.LORA_RANK else parameters
@@ -55,14 +57,17 @@ def checkpoint_bytes(c, trained: int) -> int:
 def check_disk(c, trained: int, checkpoints: str) -> None:
     """Raises UserError if the disk can't hold a run's checkpoints; a gs:// address isn't checked."""
     if not checkpoints.startswith("gs://"):
-        needed = checkpoint_bytes(c, trained) * (c.MAX_TO_KEEP + 1)  # Orbax deletes the oldest after saving
+        # Orbax deletes the oldest after saving
+        needed = checkpoint_bytes(c, trained) * (c.MAX_TO_KEEP + 1)
         elsewhere = "CHECKPOINT_DIR" if c.CHECKPOINT_DIR else "RUN_DIR"
         remedy = f"lower it, free some space, or choose another {elsewhere}"
         refuse_full_disk(Path(checkpoints), needed, f"MAX_TO_KEEP={c.MAX_TO_KEEP}", remedy)
 
 
 def refuse_full_disk(folder: Path, needed: int, setting: str, remedy: str) -> None:
-    """Raises UserError, "`setting`: ...; `remedy`", if fewer than `needed` bytes are free for `folder`."""
+    """Raises UserError, "`setting`: ...; `remedy`", if fewer than `needed` bytes are free for
+    `folder`.
+    """
     free = shutil.disk_usage(existing(folder)).free
     if free < needed:
         sizes = f"{needed / GIB:.2f} GiB are needed, {free / GIB:.2f} GiB are free in {folder}"
@@ -75,16 +80,19 @@ def existing(path: Path) -> Path:
     return next(parent for parent in (path, *path.parents) if parent.exists())
 
 
-# %% Estimates without compiling ----------------------------------------------------------------------------
+# %% Estimates without compiling -------------------------------------------------------------------
 def weight_copies(c) -> int:
-    """Copies of the model in the trainer's memory: 2 if the reference has its own weights on the chips."""
+    """Copies of the model in the trainer's memory: 2 if the reference has its own weights on the
+    chips.
+    """
     return 2 if c.BETA and not c.LORA_RANK and not c.REFERENCE_OFFLOAD else 1
 
 
 class Estimate(NamedTuple):
     """GiB per chip. vLLM starts when actor and reference are in memory and the optimizer isn't yet.
 
-    It counts those two against its share, and fills the rest with KV cache, whatever training needs later.
+    It counts those two against its share, and fills the rest with KV cache, whatever training needs
+    later.
     """
 
     training: float  # weights, reference, moments; a lower bound without gradients and activations
@@ -93,9 +101,13 @@ class Estimate(NamedTuple):
     cache: float = 0.0  # vLLM's keys and values of one step's answers at their full length
 
     def shares(self, limit: float, peak: float) -> tuple[float, float]:
-        """The range of HBM_UTILIZATION_VLLM if a chip has `limit` GiB and training takes `peak` of it."""
+        """The range of HBM_UTILIZATION_VLLM if a chip has `limit` GiB and training takes `peak` of
+        it.
+        """
         least = math.ceil(100 * (self.taken + self.weights + self.cache) / limit) / 100
-        return least, math.floor(100 * (self.taken + limit - peak) / limit) / 100 if self.taken else 1.0
+        return least, math.floor(
+            100 * (self.taken + limit - peak) / limit
+        ) / 100 if self.taken else 1.0
 
 
 def estimate(c, hf, parameters: int, trainer: list, rollout_mesh) -> Estimate:
@@ -103,11 +115,14 @@ def estimate(c, hf, parameters: int, trainer: list, rollout_mesh) -> Estimate:
     a_number = BYTES[c.WEIGHT_DTYPE] / GIB
     taken = weight_copies(c) * parameters * a_number / len(trainer)  # before the optimizer exists
     # LoRA's A and B and their two moments are replicated on each chip; everything else is sharded.
-    moments = (3 if c.LORA_RANK else 2 / len(trainer)) * trained_parameters(c, hf, parameters) * a_number
+    moments = (
+        (3 if c.LORA_RANK else 2 / len(trainer)) * trained_parameters(c, hf, parameters) * a_number
+    )
     if rollout_mesh is None:
         return Estimate(taken + moments)
     tensor, itemsize = rollout_mesh.shape["model"], BYTES[c.DTYPE]
-    heads = max(1, hf.num_key_value_heads / tensor)  # per chip; vLLM repeats them if there are more chips
+    # per chip; vLLM repeats them if there are more chips
+    heads = max(1, hf.num_key_value_heads / tensor)
     tokens = c.BATCH_SIZE * c.NUM_GENERATIONS * (c.MAX_PROMPT_LENGTH + c.TOTAL_GENERATION_STEPS)
     tokens /= rollout_mesh.shape["data"]
     cache = 2 * hf.num_hidden_layers * heads * hf.head_dim * itemsize * tokens / GIB
@@ -115,38 +130,67 @@ def estimate(c, hf, parameters: int, trainer: list, rollout_mesh) -> Estimate:
     return Estimate(taken + moments, beside, parameters * itemsize / tensor / GIB, cache)
 
 
-# %% Compiled results ---------------------------------------------------------------------------------------
-# Files in assets/ (tools/fit_check.py has their columns), and whether their batch came from a search.
+# %% Compiled results ------------------------------------------------------------------------------
+# Files in assets/ (tools/fit_check.py has their columns), and whether their batch came from a
+# search.
 FIT_FILES = {"fit_check.csv": False, "fit_rungs.csv": True, "fit_cards.csv": True}
-MODEL_SIZES = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
-               "num_attention_heads", "num_key_value_heads", "head_dim", "tie_word_embeddings")  # fmt: skip
+MODEL_SIZES = (
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "tie_word_embeddings",
+)
 
 
 def kind_and_batch(c) -> tuple[tuple, tuple]:
     """What two runs must have in common to be compared, and the sizes that memory grows with."""
     kind = (
-        c.BETA > 0, c.NUM_ITERATIONS > 1, c.REFERENCE_OFFLOAD, c.LORA_RANK, c.DTYPE, c.WEIGHT_DTYPE,
-        c.SCAN_LAYERS, c.REMAT_POLICY, c.ATTENTION, c.ROLLOUT_ENGINE, c.TRAINER_DEVICES_FRACTION,
-        c.SAMPLER_DEVICES_FRACTION, c.TRAINER_TENSOR_PARALLEL, c.SAMPLER_DATA_PARALLEL,
-    )  # fmt: skip
+        c.BETA > 0,
+        c.NUM_ITERATIONS > 1,
+        c.REFERENCE_OFFLOAD,
+        c.LORA_RANK,
+        c.DTYPE,
+        c.WEIGHT_DTYPE,
+        c.SCAN_LAYERS,
+        c.REMAT_POLICY,
+        c.ATTENTION,
+        c.ROLLOUT_ENGINE,
+        c.TRAINER_DEVICES_FRACTION,
+        c.SAMPLER_DEVICES_FRACTION,
+        c.TRAINER_TENSOR_PARALLEL,
+        c.SAMPLER_DATA_PARALLEL,
+    )
     of_pass = c.TRAIN_MICRO_BATCH_SIZE or c.BATCH_SIZE
     return kind, (
-        c.MAX_PROMPT_LENGTH, c.TOTAL_GENERATION_STEPS, c.BATCH_SIZE, c.BATCH_SIZE * c.NUM_GENERATIONS,
-        of_pass * c.NUM_GENERATIONS, of_pass < c.BATCH_SIZE,  # several passes accumulate
-    )  # fmt: skip
+        c.MAX_PROMPT_LENGTH,
+        c.TOTAL_GENERATION_STEPS,
+        c.BATCH_SIZE,
+        c.BATCH_SIZE * c.NUM_GENERATIONS,
+        of_pass * c.NUM_GENERATIONS,
+        of_pass < c.BATCH_SIZE,  # several passes accumulate
+    )
 
 
 def committed_peaks(c, hf, name: str) -> tuple[float, float]:
-    """Lower and upper bound of the GiB per chip of a run's largest program on a machine, by the compiler.
+    """Lower and upper bound of the GiB per chip of a run's largest program on a machine, by the
+    compiler.
 
-    They come from compiled runs with a smaller or equal and a larger or equal batch; else 0 and infinity.
+    They come from compiled runs with a smaller or equal and a larger or equal batch; else 0 and
+    infinity.
     """
     least, most = 0.0, math.inf
     kind, batch = kind_and_batch(c)
     for constants, rows in compiled(name, FIT_FILES).items():
         peak = max(float(row["peak"]) for row in rows)
         other = settings.read(type(c), [f"MODEL={LLAMA_3_1_8B}", *constants.split()])
-        sizes = PUBLISHED.get(other.MODEL) or json.loads(settings.config_path(other.MODEL).read_text())
+        sizes = PUBLISHED.get(other.MODEL) or json.loads(
+            settings.config_path(other.MODEL).read_text()
+        )
         other_kind, theirs = kind_and_batch(other)
         if other_kind == kind and all(getattr(hf, size) == sizes[size] for size in MODEL_SIZES):
             if all(map(operator.ge, batch, theirs)):
@@ -156,12 +200,12 @@ def committed_peaks(c, hf, name: str) -> tuple[float, float]:
     return least, most
 
 
-# %% Will it fit --------------------------------------------------------------------------------------------
+# %% Will it fit -----------------------------------------------------------------------------------
 def plan_memory(c, hf, parameters: int) -> str:
     """Prints which devices train and generate, and whether it fits; returns where, in a sentence.
 
-    Plans for MACHINE, or this machine's TPU or GPUs, or else all SLICES. Raises UserError with the first
-    one's reason if it fits on none of them.
+    Plans for MACHINE, or this machine's TPU or GPUs, or else all SLICES. Raises UserError with the
+    first one's reason if it fits on none of them.
     """
     here = devices.machine_for(c)
     if here.platform == "cpu":
@@ -187,7 +231,9 @@ def plan_memory(c, hf, parameters: int) -> str:
 
 
 def planned(c, hf, parameters: int, machine: Machine) -> tuple[str, str]:
-    """Returns "fits" or "unknown", and a sentence; raises UserError if the run can't fit the machine."""
+    """Returns "fits" or "unknown", and a sentence; raises UserError if the run can't fit the
+    machine.
+    """
     trainer, rollout_mesh = devices.plan_devices(c, hf, list(range(machine.chips)))
     needs = estimate(c, hf, parameters, trainer, rollout_mesh)
     least, most = committed_peaks(c, hf, machine.name)
@@ -199,13 +245,16 @@ def planned(c, hf, parameters: int, machine: Machine) -> tuple[str, str]:
         least, source = needs.training, "not compiled; weights and moments alone take"
     # If vLLM doesn't fit next to a lower bound, it doesn't fit next to the true peak either.
     verdict(c, machine, len(trainer), needs, least, source)
-    return "unknown", "unknown: " + verdict(c, machine, len(trainer), Estimate(least), least, source)
+    return "unknown", "unknown: " + verdict(
+        c, machine, len(trainer), Estimate(least), least, source
+    )
 
 
 def verdict(c, machine: Machine, trains: int, needs: Estimate, peak: float, source: str) -> str:
     """Says how well a run fits if `trains` of the chips train; raises UserError if it doesn't.
 
-    Training takes `peak` GiB of each; `source` is where that comes from, such as "compiled earlier".
+    Training takes `peak` GiB of each; `source` is where that comes from, such as "compiled
+    earlier".
     """
     limit = f"{machine.gib:.4g} GiB per chip"
     # What to change when memory is short: the least harmful constant with room left.
@@ -217,7 +266,9 @@ def verdict(c, machine: Machine, trains: int, needs: Estimate, peak: float, sour
         name, change = "TRAINER_DEVICES_FRACTION", "set it and SAMPLER_DEVICES_FRACTION to 1.0"
     short = f"{name}={getattr(c, name)}, {change}, or take a larger machine"
     if peak > machine.gib:
-        raise UserError(f"{short}: {machine.name} has {limit}, training takes {peak:.1f} ({source})")
+        raise UserError(
+            f"{short}: {machine.name} has {limit}, training takes {peak:.1f} ({source})"
+        )
     fits = f"{trains} of {machine.chips} chips train, {source} {peak:.1f} of {limit}"
     if not needs.weights:
         return fits

@@ -1,7 +1,8 @@
 """The page of a run: report.html, one file that needs neither network nor server.
 
-It only needs the text files in a run's folder; the page itself is in web/. A model's output is untrusted: it
-becomes ASCII in a JSON block, and the page's Content-Security-Policy only allows its own script, by hash.
+It only needs the text files in a run's folder; the page itself is in web/. A model's output is
+untrusted: it becomes ASCII in a JSON block, and the page's Content-Security-Policy only allows its
+own script, by hash.
 """
 
 import base64
@@ -24,22 +25,31 @@ from settings import HERE, UserError, write_whole
 
 WEB = Path(__file__).resolve().parent / "web"
 MAX_BYTES = 5_000_000  # of the data in a page; above it we leave out steps and questions
-OF_QUESTIONS = MAX_BYTES // 5  # for evaluations during training, and as much for those before and after
+# for evaluations during training, and as much for those before and after
+OF_QUESTIONS = MAX_BYTES // 5
 PER_EVALUATION = ("step", "completions", "correct", "greedy_completions", "greedy_correct")
 PER_TEST = ("asked", "completions", "correct", "correct_lenient", "format_ok")
 
 
-# %% The file -----------------------------------------------------------------------------------------------
+# %% The file --------------------------------------------------------------------------------------
 def save(path: Path, data: dict[str, Any]) -> Path:
     """Writes the page around `data`, which page.js reads; returns its path."""
-    page, style, script = ((WEB / f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js"))
+    page, style, script = (
+        (WEB / f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js")
+    )
     script = f"const WORDS = {to_json(health.WORDS)};\n{script}"
     policy = (
         f"default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
         f"style-src '{digest(style)}'; script-src '{digest(script)}'"
     )
     home = html.escape(Path(os.path.relpath(HERE, path.resolve().parent)).as_posix())
-    parts = {"policy": policy, "home": home, "style": style, "script": script, "data": to_json(data)}
+    parts = {
+        "policy": policy,
+        "home": home,
+        "style": style,
+        "script": script,
+        "data": to_json(data),
+    }
     write_whole(path, re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], page))
     return path
 
@@ -54,7 +64,7 @@ def digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-# %% The page of a run --------------------------------------------------------------------------------------
+# %% The page of a run -----------------------------------------------------------------------------
 def write(folder: Path, *others: Path) -> Path:
     """Writes `folder`/report.html from the run's files so far, and returns its path.
 
@@ -73,20 +83,35 @@ def write(folder: Path, *others: Path) -> Path:
 def read(folder: Path) -> SimpleNamespace:
     """Reads the files of the run in `folder` so far."""
     constants = read_constants(folder)
-    tests = {w: result for w in ("before", "after") if (result := read_object(folder / f"{w}.json"))}
+    tests = {
+        w: result for w in ("before", "after") if (result := read_object(folder / f"{w}.json"))
+    }
     log, evaluations = read_log(folder / "train_log.csv"), read_lines(folder / "evaluations.jsonl")
-    asked = [next((result["asked"] for result in results), []) for results in (tests.values(), evaluations)]
+    asked = [
+        next((result["asked"] for result in results), [])
+        for results in (tests.values(), evaluations)
+    ]
     columns = with_evaluations(log, evaluations)
     intervals = {
-        name: [None if share is None else evaluation.wilson(share, len(asked[1])) for share in columns[name]]
-        for name in evaluation.HELD_OUT if asked[1] and name in columns
-    }  # fmt: skip
+        name: [
+            None if share is None else evaluation.wilson(share, len(asked[1]))
+            for share in columns[name]
+        ]
+        for name in evaluation.HELD_OUT
+        if asked[1] and name in columns
+    }
     return SimpleNamespace(
-        folder=folder, constants=constants, tests=tests, log=log, evaluations=evaluations, asked=asked,
+        folder=folder,
+        constants=constants,
+        tests=tests,
+        log=log,
+        evaluations=evaluations,
+        asked=asked,
         command=(read_object(folder / "run.json") or {}).get("command", "(command lost)"),
         headline=evaluation.headline(list(tests.values()), evaluations, len(log)),
-        health=list(health.history(log, constants)), curves={"columns": columns, "intervals": intervals},
-    )  # fmt: skip
+        health=list(health.history(log, constants)),
+        curves={"columns": columns, "intervals": intervals},
+    )
 
 
 def run_data(run: SimpleNamespace) -> dict[str, Any]:
@@ -107,14 +132,17 @@ def run_data(run: SimpleNamespace) -> dict[str, Any]:
         "headline": [line.parts for line in run.headline],
         "reasons": [line.parts for line in evaluation.reasons(*tests)] if len(tests) == 2 else [],
         "dips": [[step, clear, words.parts] for step, clear, words in evaluation.dips(evaluations)],
-        "summary": {"header": list(run.tests), "rows": evaluation.comparison(tests) if tests else []},
+        "summary": {
+            "header": list(run.tests),
+            "rows": evaluation.comparison(tests) if tests else [],
+        },
         "notes": [best.parts] if best else [],
         "health": [line.parts for line in run.health],
         "compared": True,
         "evaluations": shown,
         "asked": questions["asked"],
         "in_all": {"asked": len(asked), "tested": len(tested)},
-    } | run.curves  # fmt: skip
+    } | run.curves
     if len(tests) == 2:
         data |= dict(zip(run.tests, both)) | {"cut_off": tests[1]["cut_off"]}
     draw = None
@@ -123,27 +151,39 @@ def run_data(run: SimpleNamespace) -> dict[str, Any]:
 
         where = constants["ENVIRONMENT"]
         if picture := getattr(turns.load(where), "picture", None):
-            draw = functools.partial(turns.call_user_code, f"ENVIRONMENT={where}: picture raised", picture)
+            draw = functools.partial(
+                turns.call_user_code, f"ENVIRONMENT={where}: picture raised", picture
+            )
     groups = [to_group(row, draw) for row in read_lines(run.folder / "answers.jsonl")]
     kept = thin(groups, MAX_BYTES - len(to_json(data)))
     return data | {"groups": kept, "thinned": len(kept) < len(groups)}
 
 
 def compare_data(*runs: SimpleNamespace) -> dict[str, Any]:
-    """The data for the page of two runs; UserError if they were asked other questions, or in another way."""
+    """The data for the page of two runs; UserError if they were asked other questions, or in
+    another way.
+    """
     folders, constants = [run.folder for run in runs], [run.constants for run in runs]
     sampling = [c["EVAL_CONFIG"] for c in constants]
     for name, *asked in zip(("NUM_TEST_QUESTIONS", "EVAL_QUESTIONS"), *(run.asked for run in runs)):
         if all(asked) and (asked[0] != asked[1] or sampling[0] != sampling[1]):
-            values = ", ".join(f"{name}={c[name]} and EVAL_CONFIG={c['EVAL_CONFIG']}" for c in constants)
+            values = ", ".join(
+                f"{name}={c[name]} and EVAL_CONFIG={c['EVAL_CONFIG']}" for c in constants
+            )
             raise UserError(
                 f"show_run {folders[0]} {folders[1]}: not the same questions, or not sampled the same way "
                 f"({values}), so comparing them would be wrong; give two runs with the same questions"
             )
-    names = [folder.name if folders[0].name != folders[1].name else str(folder) for folder in folders]
+    names = [
+        folder.name if folders[0].name != folders[1].name else str(folder) for folder in folders
+    ]
     after = [run.tests["after"] for run in runs if "after" in run.tests]
     over = len(after) == 2
-    headline = [evaluation.between(names, after)] if over else [line for run in runs for line in run.headline]
+    headline = (
+        [evaluation.between(names, after)]
+        if over
+        else [line for run in runs for line in run.headline]
+    )
     return {
         "kind": "compare",
         "names": names,
@@ -156,7 +196,9 @@ def compare_data(*runs: SimpleNamespace) -> dict[str, Any]:
 
 
 def to_group(row: dict[str, Any], draw: Callable[[str, str], str] | None = None) -> dict[str, Any]:
-    """A line of answers.jsonl for the page, with the SVG that the environment may `draw` of each episode."""
+    """A line of answers.jsonl for the page, with the SVG that the environment may `draw` of each
+    episode.
+    """
     answers = [dict(answer) for answer in row["completions"]]
     for answer in answers:
         text = answer.pop("text")  # the page has the pieces
@@ -170,13 +212,18 @@ def fewer_questions(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Thins the lists in `results`, one item per question, until they fit in OF_QUESTIONS."""
     every = math.ceil(len(to_json(results)) / OF_QUESTIONS)
     return [
-        {name: value[::every] if isinstance(value, list) else value for name, value in result.items()}
+        {
+            name: value[::every] if isinstance(value, list) else value
+            for name, value in result.items()
+        }
         for result in results
     ]
 
 
 def thin(groups: Sequence[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
-    """Thins groups to about `limit` bytes: every n-th step and the last, or also every n-th question."""
+    """Thins groups to about `limit` bytes: every n-th step and the last, or also every n-th
+    question.
+    """
     steps = [list(step) for _, step in itertools.groupby(groups, key=lambda group: group["step"])]
     kept = steps[: -1 : math.ceil(len(to_json(groups)) / max(1, limit))] + steps[-1:]
     every = math.ceil(len(to_json(kept)) / max(1, limit)) if len(kept) < 3 else 1
@@ -184,11 +231,17 @@ def thin(groups: Sequence[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
 
 
 def with_evaluations(log: list[dict], evaluations: list[dict]) -> dict[str, list[float | None]]:
-    """The columns of train_log.csv; the evaluations' from evaluations.jsonl, which a kill can't truncate."""
+    """The columns of train_log.csv; the evaluations' from evaluations.jsonl, which a kill can't
+    truncate.
+    """
     rows = {int(row["step"]): dict(row) for row in log}
     for result in evaluations:
         row = rows.setdefault(result["step"], {"step": result["step"]})
         row.update({column: result[name] for column, name in evaluation.HELD_OUT.items()})
-    names = dict.fromkeys(name for row in rows.values() for name in row if not name.startswith("memory"))
+    names = dict.fromkeys(
+        name for row in rows.values() for name in row if not name.startswith("memory")
+    )
     columns = {name: [rows[step].get(name, math.nan) for step in sorted(rows)] for name in names}
-    return {name: [x if math.isfinite(x) else None for x in column] for name, column in columns.items()}
+    return {
+        name: [x if math.isfinite(x) else None for x in column] for name, column in columns.items()
+    }

@@ -1,13 +1,16 @@
 """Makes untrusted text safe to show on the terminal and in Markdown.
 
-Escape sequences can move a terminal's cursor, retitle its window, or hide lines. Bidirectional characters
-make a line read differently than it is. A lone surrogate can't be printed at all.
+Escape sequences can move a terminal's cursor, retitle its window, or hide lines. Bidirectional
+characters make a line read differently than it is. A lone surrogate can't be printed at all.
 """
 
 import re
 
-# Control characters except newline and tab; U+2028 and U+2029, which end lines; bidirectional; surrogates.
-_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# Control characters except newline and tab; U+2028 and U+2029, which end lines; bidirectional;
+# surrogates.
+_OBEYED = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 def escape_controls(text: str) -> str:

@@ -18,7 +18,8 @@ import settings
 from run.plain_text import escape_controls
 from settings import UserError
 
-COMPILED = settings.HERE.parent / "runs" / "compiled"  # compilation cache shared by runs; safe to delete
+# compilation cache shared by runs; safe to delete
+COMPILED = settings.HERE.parent / "runs" / "compiled"
 COMPILED_BYTES = 2**30  # above it the least recently used programs are deleted
 PROFILED_STEP = 3  # of a process: the first two compile
 
@@ -70,7 +71,8 @@ def full_disk(folder) -> Iterator[None]:
 
 
 def traced(steps: Iterable[Any], folder: str) -> Iterator[Any]:
-    """Yields `steps`, with jax's profiler on during the PROFILED_STEP-th, which ends with the next one.
+    """Yields `steps`, with jax's profiler on during the PROFILED_STEP-th, which ends with the next
+    one.
 
     TensorBoard looks for the trace in `folder` (empty = no trace).
     """
@@ -80,18 +82,24 @@ def traced(steps: Iterable[Any], folder: str) -> Iterator[Any]:
     except OSError as error:
         raise UserError(f"PROFILE_DIR={folder}: {error.strerror}; choose another folder") from None
     options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0  # tracing Python calls would make the file a hundred times larger
+    # tracing Python calls would make the file a hundred times larger
+    options.python_tracer_level = 0
     for count, step in enumerate(steps, start=1):
         now = folder and count == PROFILED_STEP
-        with jax.profiler.trace(folder, profiler_options=options) if now else contextlib.nullcontext():
+        with (
+            jax.profiler.trace(folder, profiler_options=options)
+            if now
+            else contextlib.nullcontext()
+        ):
             yield step
 
 
 def memory_gib() -> dict[str, float]:
-    """GiB in use now, by column of train_log.csv: this process on the host, and each of its devices.
+    """GiB in use now, by column of train_log.csv: this process on the host, and each of its
+    devices.
 
-    The CPU's runtime keeps no count, so there we add up the live arrays, without temporaries. NaN (not
-    measured) if the runtime can't tell, as with Pathways, whose devices are on other hosts.
+    The CPU's runtime keeps no count, so there we add up the live arrays, without temporaries. NaN
+    (not measured) if the runtime can't tell, as with Pathways, whose devices are on other hosts.
     """
     used = {"memory_host_gib": psutil.Process().memory_info().rss / 2**30}
     for device in jax.local_devices():

@@ -1,4 +1,6 @@
-"""What is printed when a run starts and ends; at the end also report.md, report.html and result.json."""
+"""What is printed when a run starts and ends; at the end also report.md, report.html and
+result.json.
+"""
 
 import json
 import math
@@ -20,21 +22,33 @@ from run.run_folder import RunFolder
 from task import questions
 
 KEPT = (  # in result.json
-    "answer_accuracy", "lenient_accuracy", "format_accuracy", "greedy_answer_accuracy",
-    "greedy_lenient_accuracy", "partial_accuracy", "questions", "mean_score", "by_data_source",
-)  # fmt: skip
+    "answer_accuracy",
+    "lenient_accuracy",
+    "format_accuracy",
+    "greedy_answer_accuracy",
+    "greedy_lenient_accuracy",
+    "partial_accuracy",
+    "questions",
+    "mean_score",
+    "by_data_source",
+)
 
 
-def introduce(c, folder: RunFolder, parameters: int, trained: int, model_folder, hf, task, rows) -> None:
+def introduce(
+    c, folder: RunFolder, parameters: int, trained: int, model_folder, hf, task, rows
+) -> None:
     """Prints what is about to run: model, data, rewards, step, run.
 
-    `trained` of its `parameters` are trained; `hf` is the config in `model_folder`; `rows` are the questions
-    by split; some are empty.
+    `trained` of its `parameters` are trained; `hf` is the config in `model_folder`; `rows` are the
+    questions by split; some are empty.
     """
     adapter = f", LoRA of rank {c.LORA_RANK} trains {trained:,}" if c.LORA_RANK else ""
     column = "laptop" if settings.is_small(c.MODEL) else "tpu"
-    data = [f"{split}: {task.sources[split]} ({len(rows[split]):,})"
-            for split in ("train", "validation", "test") if rows[split]]  # fmt: skip
+    data = [
+        f"{split}: {task.sources[split]} ({len(rows[split]):,})"
+        for split in ("train", "validation", "test")
+        if rows[split]
+    ]
     print(
         f"model    {model_folder}: {parameters:,} parameters, {hf.num_hidden_layers} layers, "
         f"{c.WEIGHT_DTYPE}{adapter}; the constants' {column} column\n"
@@ -47,7 +61,9 @@ def introduce(c, folder: RunFolder, parameters: int, trained: int, model_folder,
     )
     questions.say_overlap(rows)
     if folder.done:
-        print(f"going on after step {folder.done} of {c.NUM_BATCHES}, from the checkpoint in {folder.path}")
+        print(
+            f"going on after step {folder.done} of {c.NUM_BATCHES}, from the checkpoint in {folder.path}"
+        )
 
 
 def table(head: Sequence[str], *rows: Sequence[Any]) -> str:
@@ -67,9 +83,17 @@ def data_source_table(before: Result, after: Result) -> str:
     if "by_data_source" not in before:
         return ""
     shares = ("answer_accuracy", "lenient_accuracy", "format_accuracy")
-    pairs = [(name, old, after["by_data_source"][name]) for name, old in before["by_data_source"].items()]
-    rows = [(table_cell(name), old["questions"], *(f"{old[key]:.1%} to {new[key]:.1%}" for key in shares))
-            for name, old, new in pairs]  # fmt: skip
+    pairs = [
+        (name, old, after["by_data_source"][name]) for name, old in before["by_data_source"].items()
+    ]
+    rows = [
+        (
+            table_cell(name),
+            old["questions"],
+            *(f"{old[key]:.1%} to {new[key]:.1%}" for key in shares),
+        )
+        for name, old, new in pairs
+    ]
     return table(("data_source", "questions", *(evaluation.ROWS[key] for key in shares)), *rows)
 
 
@@ -87,16 +111,20 @@ def example(before: Result, after: Result) -> str:
 def write(c, folder: RunFolder, source: str) -> None:
     """Writes the reports from the files in the run's folder, and prints report.md.
 
-    The test questions come from `source`. For processes that were stopped, the total time only counts the
-    steps they've saved.
+    The test questions come from `source`. For processes that were stopped, the total time only
+    counts the steps they've saved.
     """
     logs, read = folder.logs, page.read(folder.logs)
     before, after, log = *read.tests.values(), read.log
-    seconds = time.time() - psutil.Process().create_time()  # imports take longer than some runs' steps
+    # imports take longer than some runs' steps
+    seconds = time.time() - psutil.Process().create_time()
     seconds += sum(row["seconds"] for row in log if row["step"] <= folder.done)
     timed = [row["seconds"] for row in log]
-    per_step = round(float(np.median(timed[1:] or timed)), 4) if log else None  # the first step compiles
-    result = {when: {key: test[key] for key in KEPT if key in test} for when, test in read.tests.items()}
+    # the first step compiles
+    per_step = round(float(np.median(timed[1:] or timed)), 4) if log else None
+    result = {
+        when: {key: test[key] for key in KEPT if key in test} for when, test in read.tests.items()
+    }
     result |= {"seconds": round(seconds, 1), "seconds_per_step": per_step, "steps": c.NUM_BATCHES}
     (logs / "result.json").write_text(json.dumps(result, indent=1) + "\n")
 

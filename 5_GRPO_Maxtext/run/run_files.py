@@ -10,7 +10,9 @@ from settings import UserError
 
 
 def newest_run() -> Path | None:
-    """The run under runs/ with the most recent checkpoint, wherever that's saved; None if there's none."""
+    """The run under runs/ with the most recent checkpoint, wherever that's saved; None if there's
+    none.
+    """
     notes = [path.with_name("run.json") for path in Path("runs").rglob("constants.json")]
     first = [path for path in notes if not path.parent.name.startswith("host_")]
     saved = [path for path in first if "saved" in (read_object(path) or {})]
@@ -31,7 +33,9 @@ def read_log(path: Path) -> list[dict[str, float]]:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The rows of answers.jsonl or evaluations.jsonl; skips truncated or corrupt ones."""
     rows = []
-    for line in path.read_text(encoding="ascii", errors="replace").splitlines() if path.exists() else ():
+    for line in (
+        path.read_text(encoding="ascii", errors="replace").splitlines() if path.exists() else ()
+    ):
         with contextlib.suppress(ValueError, RecursionError):
             rows.append(json.loads(line))
     return [row for row in rows if isinstance(row, dict) and isinstance(row.get("step"), int)]
@@ -48,7 +52,9 @@ def read_constants(folder: Path, constant: str = "RUN_DIR") -> dict[str, Any]:
     """The constants the run in `folder` was started with; `constant` names the folder in messages."""
     path = folder / "constants.json"
     if not path.is_file():
-        raise UserError(f"{constant}={folder}: no run (no constants.json in it); give the RUN_DIR of one")
+        raise UserError(
+            f"{constant}={folder}: no run (no constants.json in it); give the RUN_DIR of one"
+        )
     constants = read_object(path)
     if constants is None or "MODEL" not in constants:
         fault = "its constants.json is damaged; put a whole one back, or give another folder"
@@ -70,12 +76,23 @@ class Checkpoint(NamedTuple):
 
 
 def checkpoint_at(path: Path, constant: str) -> Checkpoint | None:
-    """The run that `path` is, or the checkpoint: RUN_DIR/50, RUN_DIR/checkpoints/50. None if it's neither.
+    """The run that `path` is, or the checkpoint: RUN_DIR/50, RUN_DIR/checkpoints/50. None if it's
+    neither.
 
     The checkpoint may be in CHECKPOINT_DIR instead; `constant` names the path in messages.
     """
     for folder in (path, *path.parents):
-        steps = [name for name in path.relative_to(folder).parts if name not in ("checkpoints", "weights")]
-        if (folder / "constants.json").is_file() and len(steps) < 2 and all(map(str.isdigit, steps)):
-            return Checkpoint(folder, int(steps[0]) if steps else None, read_constants(folder, constant))
+        steps = [
+            name
+            for name in path.relative_to(folder).parts
+            if name not in ("checkpoints", "weights")
+        ]
+        if (
+            (folder / "constants.json").is_file()
+            and len(steps) < 2
+            and all(map(str.isdigit, steps))
+        ):
+            return Checkpoint(
+                folder, int(steps[0]) if steps else None, read_constants(folder, constant)
+            )
     return None

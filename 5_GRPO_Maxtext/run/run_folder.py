@@ -1,9 +1,9 @@
 """The folder of a run: its constants, its lock, the evaluations before and after training.
 
-constants.json has the constants, MODEL with the hub's commit; a resumed run must match them. run.json has the
-run's number, command and identity (below), and its newest checkpoint. before.json and after.json are
-the evaluations. With CHECKPOINT_DIR the files are also copied there before each checkpoint, so a run survives
-the loss of its machine.
+constants.json has the constants, MODEL with the hub's commit; a resumed run must match them.
+run.json has the run's number, command and identity (below), and its newest checkpoint. before.json
+and after.json are the evaluations. With CHECKPOINT_DIR the files are also copied there before each
+checkpoint, so a run survives the loss of its machine.
 """
 
 import ast
@@ -46,7 +46,9 @@ class RunFolder:
     done: int = 0  # steps by an earlier process
 
     def keep(self, **more: Any) -> None:
-        """Notes `more` and the newest checkpoint; copies what resume and report need to CHECKPOINT_DIR."""
+        """Notes `more` and the newest checkpoint; copies what resume and report need to
+        CHECKPOINT_DIR.
+        """
         steps, note = checkpoints.saved(self.checkpoints), read_object(self.logs / "run.json") or {}
         note |= {"RUN_DIR": str(self.path)} | more | ({"saved": steps[-1]} if steps else {})
         settings.write_whole(self.logs / "run.json", json.dumps(note) + "\n")
@@ -59,14 +61,17 @@ class RunFolder:
         return epath.Path(self.checkpoints) / self.logs.relative_to(self.path)
 
     def same(self, now: Mapping[str, str], c) -> None:
-        """Notes the identity of a new run; raises UserError if the run was started with something else."""
+        """Notes the identity of a new run; raises UserError if the run was started with something
+        else.
+        """
         kept = (read_object(self.logs / "run.json") or {}).get("identity", {})
         if message := change_message(kept, now, c, f"RUN_DIR={self.path}"):
             raise UserError(f"{message}; put it back, or choose another RUN_DIR")
         self.keep(identity=now | kept)
 
     def once(self, name: str, ask: Callable[[], dict[str, Any]]) -> None:
-        """Keeps `ask()`, the evaluation "before" or "after" training, in `name`.json; not if it's there.
+        """Keeps `ask()`, the evaluation "before" or "after" training, in `name`.json; not if it's
+        there.
 
         Raises UserError if the one before training is lost and the model has been trained since.
         """
@@ -112,13 +117,19 @@ def open_folder(c, arguments: Sequence[str] = ()) -> Iterator[RunFolder]:
                 if steps or (logs / "before.json").exists():
                     lost = "the constants.json of the run in it is lost; put it back"
                     raise UserError(f"RUN_DIR={path}: {lost}, or choose another RUN_DIR")
-                command = shlex.join(["python", "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py", *arguments])
+                command = shlex.join(
+                    ["python", "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py", *arguments]
+                )
                 note = {"run_id": secrets.token_hex(8), "command": command}
                 settings.write_whole(logs / "run.json", json.dumps(note) + "\n")
-                settings.write_whole(logs / "constants.json", json.dumps(kept_constants(c), indent=1) + "\n")
+                settings.write_whole(
+                    logs / "constants.json", json.dumps(kept_constants(c), indent=1) + "\n"
+                )
             note = read_object(logs / "run.json") or {}
             if "run_id" not in note:
-                raise UserError(f"RUN_DIR={logs}: its run.json is lost or damaged; put a whole one back")
+                raise UserError(
+                    f"RUN_DIR={logs}: its run.json is lost or damaged; put a whole one back"
+                )
             if note.get("saved") and not steps:
                 lost = f"{folder.checkpoints} is empty, and the run in RUN_DIR={path} has saved a checkpoint"
                 remedy = "put the checkpoints back, or choose another RUN_DIR to start anew"
@@ -133,7 +144,9 @@ def open_folder(c, arguments: Sequence[str] = ()) -> Iterator[RunFolder]:
                 f"NUM_BATCHES raised from {steps} to {c.NUM_BATCHES}: the learning rate, which had fallen "
                 f"to 0, and TEMPERATURE_END now follow the schedule of {c.NUM_BATCHES} steps"
             )
-            for name, place in itertools.product(("after.json", "result.json"), (logs, folder.copy)):
+            for name, place in itertools.product(
+                ("after.json", "result.json"), (logs, folder.copy)
+            ):
                 (place / name).unlink(missing_ok=True)
             saved["NUM_BATCHES"] = c.NUM_BATCHES
             settings.write_whole(logs / "constants.json", json.dumps(saved, indent=1) + "\n")
@@ -146,7 +159,9 @@ def open_folder(c, arguments: Sequence[str] = ()) -> Iterator[RunFolder]:
 
 def kept_constants(c) -> dict[str, Any]:
     """The constants that a resumed run must match."""
-    return {name: value for name, value in dataclasses.asdict(c).items() if name not in FREE_TO_CHANGE}
+    return {
+        name: value for name, value in dataclasses.asdict(c).items() if name not in FREE_TO_CHANGE
+    }
 
 
 def new_folder(script: str) -> Path:
@@ -163,7 +178,9 @@ def new_folder(script: str) -> Path:
 
 
 def lock(logs: Path, folder: Path) -> int:
-    """Keeps other processes out of `logs` until the returned file is closed, or this process is killed."""
+    """Keeps other processes out of `logs` until the returned file is closed, or this process is
+    killed.
+    """
     descriptor = os.open(logs, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -186,23 +203,37 @@ def check_same_constants(c, saved: Mapping[str, Any], folder: Path) -> None:
         if name in ("MODEL", "TEACHER") and ("@" in old) != ("@" in value):
             old, value = old.partition("@")[0], value.partition("@")[0]
         if old != value and not (name == "NUM_BATCHES" and value > old):
-            fault = f"the run in RUN_DIR={folder} was started with {old}; use that, or another RUN_DIR"
+            fault = (
+                f"the run in RUN_DIR={folder} was started with {old}; use that, or another RUN_DIR"
+            )
             raise UserError(f"{name}={value}: {fault}")
 
 
-# %% What a run is made of ----------------------------------------------------------------------------------
-def identity(c, rows: Mapping[str, Sequence[Mapping]], names: Sequence[str], course: str) -> dict[str, str]:
-    """Digests of the content of what a run uses, by constant; DATASET stands for all but the test questions.
+# %% What a run is made of -------------------------------------------------------------------------
+def identity(
+    c, rows: Mapping[str, Sequence[Mapping]], names: Sequence[str], course: str
+) -> dict[str, str]:
+    """Digests of the content of what a run uses, by constant; DATASET stands for all but the test
+    questions.
 
-    `rows` are questions with their prompts, by split; `names` are the rewards'; `course` is their file. Of a
-    reward, METHOD or ENVIRONMENT it's the code without comments, but not what that imports or reads.
+    `rows` are questions with their prompts, by split; `names` are the rewards'; `course` is their
+    file. Of a reward, METHOD or ENVIRONMENT it's the code without comments, but not what that
+    imports or reads.
     """
     files = {name: getattr(c, name, "") for name in ("REWARD_FUNC", "METHOD", "ENVIRONMENT")}
     if not set(COURSE_REWARDS).isdisjoint(names):
         files["reward_func.py"] = course
-    code = {name: ast.dump(ast.parse(find_path(file).read_bytes())) for name, file in files.items() if file}
+    code = {
+        name: ast.dump(ast.parse(find_path(file).read_bytes()))
+        for name, file in files.items()
+        if file
+    }
     digests = {name: hashlib.sha256(tree.encode()).hexdigest() for name, tree in code.items()}
-    digests |= {name: model_digest(getattr(c, name)) for name in ("MODEL", "TEACHER") if getattr(c, name, "")}
+    digests |= {
+        name: model_digest(getattr(c, name))
+        for name in ("MODEL", "TEACHER")
+        if getattr(c, name, "")
+    }
     asked = {"DATASET": ("train", "validation"), "TEST_DATASET": ("test",)}
     for name, splits in asked.items():
         if known := [rows[split] for split in splits if split in rows]:
@@ -213,25 +244,42 @@ def identity(c, rows: Mapping[str, Sequence[Mapping]], names: Sequence[str], cou
 
 
 def change_message(kept: Mapping[str, str], now: Mapping[str, str], c, where: str) -> str:
-    """What has changed since the run in `where`, such as "RUN_DIR=runs/mine", was started; "" if nothing.
+    """What has changed since the run in `where`, such as "RUN_DIR=runs/mine", was started; "" if
+    nothing.
 
-    Only compares what both have: a tool has less than the run, and a hub's commit isn't a folder's digest.
+    Only compares what both have: a tool has less than the run, and a hub's commit isn't a folder's
+    digest.
     """
-    names = [name for name in now if len(kept.get(name, "")) == len(now[name]) and kept[name] != now[name]]
-    places = ["DATASET" if name == "TEST_DATASET" and not c.TEST_DATASET else name for name in names]
+    names = [
+        name
+        for name in now
+        if len(kept.get(name, "")) == len(now[name]) and kept[name] != now[name]
+    ]
+    places = [
+        "DATASET" if name == "TEST_DATASET" and not c.TEST_DATASET else name for name in names
+    ]
     listed = dict.fromkeys(f"{name}={getattr(c, name, '')}".removesuffix("=") for name in places)
-    return f"{', '.join(listed)}: the content isn't what the run in {where} was started with" if names else ""
+    return (
+        f"{', '.join(listed)}: the content isn't what the run in {where} was started with"
+        if names
+        else ""
+    )
 
 
 def model_digest(model: str) -> str:
     """A hub model's commit; else the digest of a folder's weights, config and tokenizer.
 
-    blake2b's digest is longer than older runs' (sha256 of parts of a file), so `change_message` skips these.
+    blake2b's digest is longer than older runs' (sha256 of parts of a file), so `change_message`
+    skips these.
     """
     folder, _ = llama.fetch_model(model)
     if not find_path(model).is_dir():
         return folder.name
-    files = [*llama.weight_files(folder), *sorted(folder.glob("*.json")), *sorted(folder.glob("*.jinja"))]
+    files = [
+        *llama.weight_files(folder),
+        *sorted(folder.glob("*.json")),
+        *sorted(folder.glob("*.jinja")),
+    ]
     digest = hashlib.blake2b()
     for path in files:
         with open(path, "rb") as file:

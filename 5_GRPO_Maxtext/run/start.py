@@ -32,18 +32,25 @@ def prepare(c, tables) -> None:
 
 
 def check_method(c, tables) -> None:
-    """Tries METHOD's functions on two small groups, one with equal rewards. Refuses a function that raises,
-    returns a NaN, or a shape other than the page's own. `rollouts` is first tried in the first step.
+    """Tries METHOD's functions on two small groups, one with equal rewards. Refuses a function that
+    raises, returns a NaN, or a shape other than the page's own. `rollouts` is first tried in the
+    first step.
     """
-    mask = np.arange(3) < np.array([[[3], [2], [1], [3]]] * 2)  # [B, G, T]: answers of 3, 2, 1 and 3 tokens
+    # [B, G, T]: answers of 3, 2, 1 and 3 tokens
+    mask = np.arange(3) < np.array([[[3], [2], [1], [3]]] * 2)
     log_prob = np.linspace(-2.0, -0.1, mask.size, dtype=np.float32).reshape(8, 3)  # [N, T]
     rewards = np.array([[0.0, 1, 1, 3], [0, 0, 0, 0]])
     samples = SimpleNamespace(rewards=rewards, reward_parts={"reward": rewards}, mask=mask)
     batch = SimpleNamespace(
-        completion_ids=np.ones((8, 3), np.int32), mask=mask.reshape(8, 3), weight=mask.reshape(8, 3) / 18,
-        advantage=np.linspace(-1, 1, 8)[:, None], beta=np.full((8, 1), c.BETA),
-        sampler_log_prob=log_prob, ref_log_prob=log_prob[::-1], old_log_prob=log_prob[::-1],
-    )  # fmt: skip
+        completion_ids=np.ones((8, 3), np.int32),
+        mask=mask.reshape(8, 3),
+        weight=mask.reshape(8, 3) / 18,
+        advantage=np.linspace(-1, 1, 8)[:, None],
+        beta=np.full((8, 1), c.BETA),
+        sampler_log_prob=log_prob,
+        ref_log_prob=log_prob[::-1],
+        old_log_prob=log_prob[::-1],
+    )
     calls = {  # traced as in the loss, where NumPy can't be used
         "advantage": lambda f: f(samples),
         "weights": lambda f: f(mask),
@@ -53,10 +60,14 @@ def check_method(c, tables) -> None:
     own = own_functions(c.METHOD)
     for name in own.keys() & calls.keys():
         pages = next(iter(tables[name][1].values()))  # a table's first function
-        given = run_grader.call_user_code(f"METHOD={c.METHOD}: {name} raised", calls[name], own[name])
+        given = run_grader.call_user_code(
+            f"METHOD={c.METHOD}: {name} raised", calls[name], own[name]
+        )
         shapes, wanted = (jax.tree.map(np.shape, x) for x in (given, calls[name](pages)))
         if shapes != wanted:
-            raise UserError(f"METHOD={c.METHOD}: {name} returned the shape {shapes}, not {wanted}; fix it")
+            raise UserError(
+                f"METHOD={c.METHOD}: {name} returned the shape {shapes}, not {wanted}; fix it"
+            )
         if not all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(given)):
             nan = "NaN or infinity (a group of equal rewards? a 0 / 0?)"
             raise UserError(f"METHOD={c.METHOD}: {name} returned {nan}; fix it")
@@ -82,10 +93,11 @@ def checked_grader(c, hf, tokenizer, course, data) -> run_grader.Grader:
 
 
 def make_splits(c, data, grader: run_grader.Grader, tokenizer, too_long=None):
-    """Adds prompts to the questions and holds some out, as a run does; also each split's source in words.
+    """Adds prompts to the questions and holds some out, as a run does; also each split's source in
+    words.
 
-    `data` is from `questions.read_data`, or a part of it; without a `tokenizer` the prompts are left out.
-    `too_long` is a CSV file, as for `make_prompts`.
+    `data` is from `questions.read_data`, or a part of it; without a `tokenizer` the prompts are
+    left out. `too_long` is a CSV file, as for `make_prompts`.
     """
     rows, sources = {}, {split: source for split, (_, source) in data.items()}
     for split, (part, source) in data.items():
@@ -106,17 +118,25 @@ def for_this_machine(c, arguments: Sequence[str]):
     Prints the defaults that the machine changes, and why.
     """
     machine, given = devices.machine_for(c), dict(argument.split("=", 1) for argument in arguments)
-    changed = {name: value for name, value in machine_defaults(machine, given).items() if name not in given}
+    changed = {
+        name: value for name, value in machine_defaults(machine, given).items() if name not in given
+    }
     if changed and not settings.is_small(c.MODEL) and devices.is_first():
-        print(f"machine  {machine.name}:", ", ".join(f"{k}={v} ({why})" for k, (v, why) in changed.items()))
+        print(
+            f"machine  {machine.name}:",
+            ", ".join(f"{k}={v} ({why})" for k, (v, why) in changed.items()),
+        )
     return settings.read(type(c), arguments, machine=machine)
 
 
 @contextlib.contextmanager
-def open_run(c, arguments: Sequence[str], course, tables) -> Iterator[tuple[Any, Llm, Task, RunFolder]]:
+def open_run(
+    c, arguments: Sequence[str], course, tables
+) -> Iterator[tuple[Any, Llm, Task, RunFolder]]:
     """Yields the constants (MODEL with the hub's commit), the language model, task and run folder."""
     devices.find_devices(c)
-    llama.fetch_model(c.MODEL, weights=False)  # fetches config.json, which decides the constants' column
+    # fetches config.json, which decides the constants' column
+    llama.fetch_model(c.MODEL, weights=False)
     c = for_this_machine(c, arguments)
     prepare(c, tables)
     checks.rollout_engine(c)

@@ -16,9 +16,12 @@ from settings import UserError
 
 def place_of(checkpoint: Checkpoint, constant: str = "CHECKPOINT") -> tuple[str, int]:
     """The folder of the run's checkpoints, and the step of the one that `constant` names."""
-    root = str(checkpoint.run_dir.resolve())  # a folder under CHECKPOINT_DIR, wherever that was copied to
+    # a folder under CHECKPOINT_DIR, wherever that was copied to
+    root = str(checkpoint.run_dir.resolve())
     if not checkpoints.saved(root):
-        root = checkpoints.root_of_run(checkpoint.constants.get("CHECKPOINT_DIR", ""), checkpoint.run_dir)
+        root = checkpoints.root_of_run(
+            checkpoint.constants.get("CHECKPOINT_DIR", ""), checkpoint.run_dir
+        )
     named = f"{constant}={checkpoint.run_dir}"
     if not (steps := checkpoints.saved(root)):
         raise UserError(f"{named}: no checkpoint in {root}; train further, or name another run")
@@ -31,14 +34,20 @@ def place_of(checkpoint: Checkpoint, constant: str = "CHECKPOINT") -> tuple[str,
 def warn_if_model_changed(model: str, checkpoint: Checkpoint, then: str = "") -> None:
     """Prints how MODEL has changed since the run, if it has, and `then`; UserError with LoRA."""
     kept, now = checkpoint.note.get("identity", {}), {"MODEL": run_folder.model_digest(model)}
-    message = run_folder.change_message(kept, now, SimpleNamespace(MODEL=model), str(checkpoint.run_dir))
+    message = run_folder.change_message(
+        kept, now, SimpleNamespace(MODEL=model), str(checkpoint.run_dir)
+    )
     if message and checkpoint.constants.get("LORA_RANK"):
-        raise UserError(f"{message}, and its A and B fit no other weights; put it back, or name it in MODEL")
+        raise UserError(
+            f"{message}, and its A and B fit no other weights; put it back, or name it in MODEL"
+        )
     if message:
         print(escape_controls(f"note: {message}{then}"))
 
 
-def make_rollout(c, tokenizer, answers: int, checkpoint: Checkpoint | None = None) -> MaxTextRollout:
+def make_rollout(
+    c, tokenizer, answers: int, checkpoint: Checkpoint | None = None
+) -> MaxTextRollout:
     """An engine with MODEL's weights, and LoRA's A and B if the run of `checkpoint` has them.
 
     `restore` fills these. It decodes `answers` answers in all, at most BATCH_SIZE of them at once.
@@ -46,20 +55,30 @@ def make_rollout(c, tokenizer, answers: int, checkpoint: Checkpoint | None = Non
     folder, hf = llama.fetch_model(c.MODEL)
     devices = jax.device_count()
     config = llama.to_maxtext_config(
-        hf, rows=-(-min(c.BATCH_SIZE, answers) // devices) * devices,  # a multiple: each device gets as many
-        prompt_tokens=c.MAX_PROMPT_LENGTH, new_tokens=c.TOTAL_GENERATION_STEPS,
-        dtype=c.DTYPE, weight_dtype=c.WEIGHT_DTYPE, scan_layers=c.SCAN_LAYERS,
-    )  # fmt: skip
+        # a multiple: each device gets as many
+        hf,
+        rows=-(-min(c.BATCH_SIZE, answers) // devices) * devices,
+        prompt_tokens=c.MAX_PROMPT_LENGTH,
+        new_tokens=c.TOTAL_GENERATION_STEPS,
+        dtype=c.DTYPE,
+        weight_dtype=c.WEIGHT_DTYPE,
+        scan_layers=c.SCAN_LAYERS,
+    )
     adapter, mesh = llama.load_llama(folder, hf, config, tokenizer.pad_token_id)
     merge, trained_with = None, checkpoint.constants if checkpoint else {}
     if trained_with.get("LORA_RANK"):  # any seed will do: A and B are restored
         numbers = (trained_with[name] for name in ("LORA_RANK", "LORA_ALPHA", "LORA_TARGETS"))
         adapter, merge = lora.add_lora(adapter, mesh, config, *numbers, seed=0)
     return MaxTextRollout(
-        adapter, TokenizerAdapter(tokenizer), mesh,
+        adapter,
+        TokenizerAdapter(tokenizer),
+        mesh,
         sampling_config(c, "policy"),  # the page's log-probs are the policy's own
-        maxtext_config=config, hf=hf, logits_clip=trained_with.get("LOGITS_CLIP", 0.0), merge=merge,
-    )  # fmt: skip
+        maxtext_config=config,
+        hf=hf,
+        logits_clip=trained_with.get("LOGITS_CLIP", 0.0),
+        merge=merge,
+    )
 
 
 def restore(rollout: MaxTextRollout, root: str, step: int) -> None:

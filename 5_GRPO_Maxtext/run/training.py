@@ -1,4 +1,6 @@
-"""A run while it trains: checkpoints, log, held-out questions, Ctrl-C, a full disk: everything but GRPO."""
+"""A run while it trains: checkpoints, log, held-out questions, Ctrl-C, a full disk: everything but
+GRPO.
+"""
 
 import contextlib
 import csv
@@ -26,17 +28,37 @@ from run.run_files import read_log
 from settings import UserError, write_whole
 
 COLUMNS = (  # then, in order of appearance: `sync_gain`, `reward_<function>`, `memory_...`
-    "step", "reward", "reward_std", "correct", "format_ok", "zero_variance", "length", "kl", "entropy",
-    "clip_fraction", "loss", "grad_norm", "seconds", "distinct", "cut_off", "tokens_per_second", "beta",
-    "temperature", "correct_lenient", *HELD_OUT, "mismatch", "mismatch_max", "answers",
-)  # fmt: skip
+    "step",
+    "reward",
+    "reward_std",
+    "correct",
+    "format_ok",
+    "zero_variance",
+    "length",
+    "kl",
+    "entropy",
+    "clip_fraction",
+    "loss",
+    "grad_norm",
+    "seconds",
+    "distinct",
+    "cut_off",
+    "tokens_per_second",
+    "beta",
+    "temperature",
+    "correct_lenient",
+    *HELD_OUT,
+    "mismatch",
+    "mismatch_max",
+    "answers",
+)
 
 
 def answer_metrics(grader, samples, seconds: float) -> dict[str, float]:
     """Metrics of a step's answers, `Samples`, by column; `seconds`: how long the step took.
 
-    `zero_variance`: share of groups whose G rewards are all equal, so they give no gradient. `distinct`: how
-    many different answers a group has, 1 to G.
+    `zero_variance`: share of groups whose G rewards are all equal, so they give no gradient.
+    `distinct`: how many different answers a group has, 1 to G.
     """
     rewards, flat = samples.rewards, samples.flat()  # [B, G], and arrays [N, ...]
     written = flat.answers
@@ -59,31 +81,43 @@ def answer_metrics(grader, samples, seconds: float) -> dict[str, float]:
 class TrainingLog:
     """train_log.csv with a row per step; the same in TensorBoard, the progress bar, health lines.
 
-    `first_step` steps are done; drops later ones from the file in `logs`, because a kill has undone them.
+    `first_step` steps are done; drops later ones from the file in `logs`, because a kill has undone
+    them.
     """
 
     def __init__(self, logs: Path, c, first_step: int):
         self._c, self._path = c, logs / "train_log.csv"
-        self._unhealthy: dict[str, health.Sentence] = {}  # what `health.check` said at the last step
+        # what `health.check` said at the last step
+        self._unhealthy: dict[str, health.Sentence] = {}
         self.rows = [row for row in read_log(self._path) if row["step"] <= first_step]
         if (lost := first_step - len(self.rows)) > 0:
-            print(f"{self._path} has lost the rows of {lost:,} steps; the run goes on, its curves lack them")
+            print(
+                f"{self._path} has lost the rows of {lost:,} steps; the run goes on, its curves lack them"
+            )
         self._write()
         (logs / "tensorboard").mkdir(exist_ok=True)
-        # Not tensorboardX's SummaryWriter, whose thread dies silently when the disk is full. Here the error
-        # reaches the training thread.
+        # Not tensorboardX's SummaryWriter, whose thread dies silently when the disk is full. Here
+        # the error reaches the training thread.
         self._events = EventsWriter(str(logs / "tensorboard" / "events"))
         self._progress = tqdm(
-            total=c.NUM_BATCHES, initial=first_step, desc="GRPO", unit="step", disable=devices.no_bar()
+            total=c.NUM_BATCHES,
+            initial=first_step,
+            desc="GRPO",
+            unit="step",
+            disable=devices.no_bar(),
         )
 
     def _write(self) -> None:
         """Rewrites the file, because a later step, or more devices after a resume, can add columns."""
         text = io.StringIO()
-        writer = csv.DictWriter(text, dict.fromkeys(itertools.chain(COLUMNS, *self.rows)), restval="nan")
+        writer = csv.DictWriter(
+            text, dict.fromkeys(itertools.chain(COLUMNS, *self.rows)), restval="nan"
+        )
         writer.writeheader()
         for row in self.rows:
-            writer.writerow(row | {name: int(row[name]) for name in ("step", "answers") if name in row})
+            writer.writerow(
+                row | {name: int(row[name]) for name in ("step", "answers") if name in row}
+            )
         write_whole(self._path, text.getvalue())
 
     def add(self, row: Mapping[str, float]) -> None:
@@ -94,7 +128,9 @@ class TrainingLog:
         for name, value in row.items():
             if not math.isnan(value):  # not measured
                 scalar = summary.scalar(name, np.asarray(value))
-                self._events.write_event(Event(step=int(row["step"]), wall_time=time.time(), summary=scalar))
+                self._events.write_event(
+                    Event(step=int(row["step"]), wall_time=time.time(), summary=scalar)
+                )
         self._events.flush()
         faults = health.check(self.rows, dataclasses.asdict(self._c))
         for kind, line in faults.items():
@@ -112,13 +148,13 @@ class TrainingLog:
 
 
 class TrainingRun:
-    """The folder of a run, from `run_folder.open_folder`, open for training; use it in a `with` statement.
+    """The folder of a run, from `run_folder.open_folder`, open for training; use it in a `with`
+    statement.
 
     Attributes:
-        first_step: the first step to do; those before it are in the newest checkpoint.
-        beta: weight of the KL in the next step.
-        carried: what the rollouts remember from step to step, by name: JSON, or a function that returns it.
-        log: rows of train_log.csv.
+        first_step: the first step to do; those before it are in the newest checkpoint. beta: weight
+        of the KL in the next step. carried: what the rollouts remember from step to step, by name:
+        JSON, or a function that returns it. log: rows of train_log.csv.
     """
 
     def __init__(self, c, llm, task, folder, evaluate):
@@ -163,13 +199,15 @@ class TrainingRun:
         """Saves a checkpoint after `done` steps."""
         loop = {name: value() if callable(value) else value for name, value in self.carried.items()}
         loop["beta"] = self.beta
-        self.folder.keep()  # before the checkpoint: a log of more steps than it is cut, of fewer has a hole
+        # before the checkpoint: a log of more steps than it is cut, of fewer has a hole
+        self.folder.keep()
         checkpoints.save(self._manager, done, self._params, self._opt_state, loop, self.c)
 
     def steps(self, rollouts: Iterable[Any]) -> Iterator[Any]:
         """Yields the rollouts, one per step. Ctrl-C (or SIGTERM) ends them after the current step.
 
-        Either saves a checkpoint first, and so does a UserError, as from a faulty reward or environment.
+        Either saves a checkpoint first, and so does a UserError, as from a faulty reward or
+        environment.
         """
         self._held_out(self.first_step)
         rollouts = iter(rollouts)
@@ -181,7 +219,9 @@ class TrainingRun:
             try:
                 if (samples := next(rollouts, None)) is None:
                     ended = f"rollouts ended before step {step + 1} of {self.c.NUM_BATCHES}"
-                    raise UserError(f"METHOD={self.c.METHOD}: {ended}; yield (step, samples) for each step")
+                    raise UserError(
+                        f"METHOD={self.c.METHOD}: {ended}; yield (step, samples) for each step"
+                    )
             except UserError:
                 if step:
                     self.save(step)
@@ -190,9 +230,16 @@ class TrainingRun:
 
     def check_finite(self, step: int, metrics) -> None:
         """Raises UserError if too many updates in a row weren't finite; none of them were applied."""
-        c, figures = self.c, {"loss": float(metrics["loss"]), "gradient norm": float(metrics["grad_norm"])}
+        c, figures = (
+            self.c,
+            {"loss": float(metrics["loss"]), "gradient norm": float(metrics["grad_norm"])},
+        )
         # Both: if only the gradient isn't finite, every update would be skipped silently.
-        bad = [f"{name} of step {step + 1} is {x}" for name, x in figures.items() if not math.isfinite(x)]
+        bad = [
+            f"{name} of step {step + 1} is {x}"
+            for name, x in figures.items()
+            if not math.isfinite(x)
+        ]
         self._nonfinite = self._nonfinite + 1 if bad else 0
         if self._nonfinite > c.MAX_NONFINITE_UPDATES:
             raise UserError(
@@ -208,10 +255,14 @@ class TrainingRun:
         before_update = metrics.pop("log_prob_before_update")  # per token, for answers.jsonl
         row = {"step": done, "beta": self.beta, "temperature": self.llm.temperature}
         row |= {name: metrics.pop(name) for name in ("loss", "grad_norm")}
-        row |= mean_metrics(metrics) | getattr(self.llm.rollout, "metrics", {}) | process.memory_gib()
+        row |= (
+            mean_metrics(metrics) | getattr(self.llm.rollout, "metrics", {}) | process.memory_gib()
+        )
         if not c.BETA:
             row["kl"] = math.nan  # not measured isn't zero
-        row |= answer_metrics(grader, samples.sampled or samples, time.perf_counter() - self._started)
+        row |= answer_metrics(
+            grader, samples.sampled or samples, time.perf_counter() - self._started
+        )
         every = c.LOG_ANSWERS_EVERY
         if every and (done in (1, c.NUM_BATCHES) or done % every == 0):
             path = self.folder.logs / "answers.jsonl"
@@ -223,7 +274,9 @@ class TrainingRun:
             self.save(done)
 
     def _held_out(self, done: int) -> dict[str, float]:
-        """Asks the held-out questions, if it's due: before the first step, after the last and every N-th."""
+        """Asks the held-out questions, if it's due: before the first step, after the last and every
+        N-th.
+        """
         every, rows = self.c.EVAL_EVERY, self.task.held_out
         due = every and rows and (done % every == 0 or done == self.c.NUM_BATCHES)
         if not devices.all_agree(bool(due and done not in self._evaluated)):

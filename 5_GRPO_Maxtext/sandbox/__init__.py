@@ -1,1 +1,3 @@
-"""Runs the programs that a model writes: `box` starts them, `warden` isolates them, `calls` tests them."""
+"""Runs the programs that a model writes: `box` starts them, `warden` isolates them, `calls` tests
+them.
+"""

@@ -4,17 +4,20 @@
     knows the expected values     <-- plain data or an exception ---   sees the arguments of each call
 
 `task/code_grading.py` sends the text of this file to two sandboxes; one calls `check`, the other
-`serve`. In the tests `add(1, 2)` sends the arguments to the server and rebuilds the reply from plain data, so
-`add(1, 2) == 3` compares an int with an int, in a process that never runs a line of the answer.
+`serve`. In the tests `add(1, 2)` sends the arguments to the server and rebuilds the reply from
+plain data, so `add(1, 2) == 3` compares an int with an int, in a process that never runs a line of
+the answer.
 
-Only plain data crosses, by value: None, bool, float, str, the types in TYPES and LIBRARY. A subclass crosses
-as its base. If a test passes a list, set or dict to a function that returns None, it comes back changed, as
-after `sort`. Anything else an answer returns could claim to equal what the test expects. So the test fails,
-even one that catches every exception. It also fails if the answer lacks a name or its process has ended.
+Only plain data crosses, by value: None, bool, float, str, the types in TYPES and LIBRARY. A
+subclass crosses as its base. If a test passes a list, set or dict to a function that returns None,
+it comes back changed, as after `sort`. Anything else an answer returns could claim to equal what
+the test expects. So the test fails, even one that catches every exception. It also fails if the
+answer lacks a name or its process has ended.
 
-A test makes an object by calling a class, a name with a capital first letter: `s = Stack()`. The object stays
-in the server; its methods, attributes and OPERATIONS return plain data. It can't be compared or tested for
-truth, because that would run the answer's code. A function can only be called.
+A test makes an object by calling a class, a name with a capital first letter: `s = Stack()`. The
+object stays in the server; its methods, attributes and OPERATIONS return plain data. It can't be
+compared or tested for truth, because that would run the answer's code. A function can only be
+called.
 """
 
 import builtins
@@ -32,7 +35,8 @@ OPERATIONS = (  # of an object, where its class defines them
     *("__call__", "__contains__", "__delitem__", "__getitem__", "__iter__", "__len__", "__next__"),
     *("__repr__", "__setitem__", "__str__"),
 )
-# Modules whose names tests may use without an import. Not operator, or `add` would mean the library's.
+# Modules whose names tests may use without an import. Not operator, or `add` would mean the
+# library's.
 HELPERS = (
     *("math", "collections", "itertools", "functools", "string", "heapq", "bisect", "copy"),
     *("fractions", "decimal", "datetime", "statistics", "typing"),
@@ -61,26 +65,31 @@ def _items(iterator):
 
 
 TYPES = {  # by name: the type, how to split a value into parts (values, too), and how to rebuild it
-    "int": (int, lambda n: [hex(n)], lambda text: int(text, 16)),  # decimal is quadratic, up to 4300 digits
+    # decimal is quadratic, up to 4300 digits
+    "int": (int, lambda n: [hex(n)], lambda text: int(text, 16)),
     "complex": (complex, lambda z: [z.real, z.imag], complex),
     "bytes": (bytes, lambda data: [data.hex()], bytes.fromhex),
     "bytearray": (bytearray, lambda data: [data.hex()], bytearray.fromhex),
     "range": (range, operator.attrgetter("start", "stop", "step"), range),
     "slice": (slice, operator.attrgetter("start", "stop", "step"), slice),
-    **{kind.__name__: (kind, list, lambda *items, kind=kind: kind(items))
-       for kind in (list, tuple, set, frozenset, collections.deque)},
+    **{
+        kind.__name__: (kind, list, lambda *items, kind=kind: kind(items))
+        for kind in (list, tuple, set, frozenset, collections.deque)
+    },
     "dict": (dict, dict.items, lambda *items: dict(items)),
     "dict_keys": (type({}.keys()), list, lambda *items: dict.fromkeys(items).keys()),
     "dict_values": (type({}.values()), list, lambda *items: dict(enumerate(items)).values()),
     "dict_items": (type({}.items()), list, lambda *items: dict(items).items()),
     "iterator": (collections.abc.Iterator, _items, lambda *items: (item for item in items)),
-}  # fmt: skip
+}
 LIBRARY = {"Fraction": "fractions", "Decimal": "decimal"}
 LIBRARY |= dict.fromkeys(("datetime", "date", "time", "timedelta", "timezone"), "datetime")
 
 
 def encode(value):
-    """Encodes plain data, or an object that a test made, for JSON; raises NotData for anything else."""
+    """Encodes plain data, or an object that a test made, for JSON; raises NotData for anything
+    else.
+    """
     if isinstance(type(value), Class):
         return ["object", object.__getattribute__(value, "_number")]
     if value is None or isinstance(value, (bool, float, str)):
@@ -89,20 +98,25 @@ def encode(value):
         if isinstance(value, kind):
             return [name, *map(encode, parts(value))]
     for name, module in LIBRARY.items():
-        # We don't import it, which takes longer than most tests. Without the import no such value can exist.
+        # We don't import it, which takes longer than most tests. Without the import no such value
+        # can exist.
         if isinstance(value, getattr(sys.modules.get(module), name, ())):
             return [name, *map(encode, value.__reduce__()[1])]
     raise NotData
 
 
 def decode(data, made=()):
-    """Inverse of `encode`; an object is the one of that number in `made`. Other `data` raise or are plain."""
+    """Inverse of `encode`; an object is the one of that number in `made`. Other `data` raise or are
+    plain.
+    """
     if data is None or isinstance(data, (bool, float, str)):
         return data
     kind, *parts = data
     if kind == "object":
         return made[parts[0]]
-    make = TYPES[kind][2] if kind in TYPES else getattr(importlib.import_module(LIBRARY[kind]), kind)
+    make = (
+        TYPES[kind][2] if kind in TYPES else getattr(importlib.import_module(LIBRARY[kind]), kind)
+    )
     value = make(*(decode(part, made) for part in parts))
     if kind == "range" and len(value) > ITEMS:  # it would hold every number
         raise ValueError("too many items")
@@ -113,7 +127,9 @@ def decode(data, made=()):
 
 
 def serve(answer: str, requests: int, replies: int) -> None:
-    """Runs the Python text `answer`, then the requests, one JSON list per line of a file descriptor."""
+    """Runs the Python text `answer`, then the requests, one JSON list per line of a file
+    descriptor.
+    """
     module = sys.modules["answer"] = type(sys)("answer")
     made = []  # the objects that the tests made
 
@@ -140,7 +156,9 @@ def serve(answer: str, requests: int, replies: int) -> None:
             try:
                 reply = json.dumps(reply_to(*json.loads(line)))
             except BaseException as error:  # SystemExit too: the next call may succeed
-                kinds = [kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins"]
+                kinds = [
+                    kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins"
+                ]
                 reply = json.dumps(["error", kinds[0], str(error)])
             print(reply, file=out, flush=True)
 
@@ -159,10 +177,12 @@ def fail(*_):
 
 
 def ask(verb: str, target: list, arguments=(), named=()) -> list:
-    """Sends one request; returns the reply: a verdict, and one or more values, which are plain data.
+    """Sends one request; returns the reply: a verdict, and one or more values, which are plain
+    data.
 
-    The verb is "look", "call" or "make"; the target a name in the answer, or the number of an object, then
-    perhaps attributes. Raises the Exception that the answer raised, and NotData if it replied anything else.
+    The verb is "look", "call" or "make"; the target a name in the answer, or the number of an
+    object, then perhaps attributes. Raises the Exception that the answer raised, and NotData if it
+    replied anything else.
     """
     out, lines, most = wire
     raised = None
@@ -174,7 +194,8 @@ def ask(verb: str, target: list, arguments=(), named=()) -> list:
             value, *rest = map(decode, parts)
             return [verdict, value, *rest]
         kind, text = getattr(builtins, parts[0]), parts[1]
-        # Not SystemExit, which would end the checker, nor StopIteration, which would end a test's loop early.
+        # Not SystemExit, which would end the checker, nor StopIteration, which would end a test's
+        # loop early.
         if issubclass(kind, Exception) and (kind is not StopIteration or target[-1] == "__next__"):
             raised = kind.__new__(kind, text)  # calling some kinds takes other arguments
     except (Exception, NotData):  # not plain data; or the reply is cut off, too long, not JSON
@@ -203,7 +224,8 @@ def look(target: list):
 def call(target: list, /, *arguments, **named):
     """Calls a function or a method; returns plain data."""
     _, value, *changed = ask("call", target, arguments, named)
-    # Only if it returned None: otherwise the answer could send back anything as the changed arguments.
+    # Only if it returned None: otherwise the answer could send back anything as the changed
+    # arguments.
     for argument, new in zip(arguments, changed if value is None else ()):
         if isinstance(new, list) and isinstance(argument, list):
             argument[:] = new
@@ -254,14 +276,15 @@ class Builtins(dict):
 
     def __missing__(self, name):
         value = None if name in self.names else library(name)
-        return fail() if value is None else value  # a NameError could pass for the error a test expects
+        # a NameError could pass for the error a test expects
+        return fail() if value is None else value
 
 
 def check(tests, names, requests: int, replies: int, most: int) -> None:
     """Runs the statements and prints a line for each test: "1" if it passed, else "0".
 
-    If the answer defines none of the names, nothing is printed. A preparing statement that fails ends the
-    run, since later tests would see stale values. `tests` and `names` are from
+    If the answer defines none of the names, nothing is printed. A preparing statement that fails
+    ends the run, since later tests would see stale values. `tests` and `names` are from
     `code_grading.read_statements`; a reply has at most `most` characters.
     """
     wire[:] = open(requests, "w"), open(replies), most  # noqa: SIM115

@@ -1,7 +1,8 @@
 """The warden of `box.py`: isolates a program, starts it, and ends all of its processes.
 
-It runs in a separate interpreter, as a script with its settings as an argument, because it enters namespaces
-and adopts orphans. It imports little, because start-up is most of the cost of a short test.
+It runs in a separate interpreter, as a script with its settings as an argument, because it enters
+namespaces and adopts orphans. It imports little, because start-up is most of the cost of a short
+test.
 """
 
 import ctypes
@@ -30,9 +31,11 @@ def seccomp_filter() -> bytes:
     column, machine = MACHINES[os.uname().machine]
     # An instruction: opcode, instructions to skip if true, to skip if false, constant.
     load, equal, at_least, any_bit, answer = 0x20, 0x15, 0x35, 0x45, 0x06
-    program = [(load, 0, 0, 4), (equal, 1, 0, machine), (answer, 0, 0, _KILL)]  # 32-bit calls differ
+    # 32-bit calls differ
+    program = [(load, 0, 0, 4), (equal, 1, 0, machine), (answer, 0, 0, _KILL)]
     program += [(load, 0, 0, 0), (at_least, 0, 1, 0x40000000), (answer, 0, 0, _KILL)]  # and x32's
-    # clone3 passes its flags by pointer, which a filter can't read; without it the C library uses clone.
+    # clone3 passes its flags by pointer, which a filter can't read; without it the C library uses
+    # clone.
     program += [(equal, 0, 1, _CLONE3), (answer, 0, 0, _ENOSYS)]
     for row in refused_calls():
         body, numbers, conditions = [], row[1:3], row[3:]
@@ -40,7 +43,10 @@ def seccomp_filter() -> bytes:
             argument, test, constant = condition.partition("=" if "=" in condition else "&")
             # 16: the low half of the first argument; the high half of argument 4 is 4.5
             body += [(load, 0, 0, 16 + int(8 * float(argument)))]
-            body += [(equal if test == "=" else any_bit, 0, 1, int(constant, 0)), (answer, 0, 0, _EPERM)]
+            body += [
+                (equal if test == "=" else any_bit, 0, 1, int(constant, 0)),
+                (answer, 0, 0, _EPERM),
+            ]
         body += [(answer, 0, 0, _ALLOW if conditions else _EPERM)]
         program += [(equal, 0, len(body), int(numbers[column])), *body]
     program += [(answer, 0, 0, _ALLOW)]
@@ -51,8 +57,8 @@ def seccomp_filter() -> bytes:
 
 READY = b"ready\n"
 
-# Runs in the fresh interpreter, which is isolated by then. RLIMIT_NPROC and file permissions don't apply to
-# root, so root becomes an otherwise unused user.
+# Runs in the fresh interpreter, which is isolated by then. RLIMIT_NPROC and file permissions don't
+# apply to root, so root becomes an otherwise unused user.
 _INSIDE = """
 import os, resource, sys
 if os.geteuid() == 0:
@@ -84,7 +90,8 @@ exec(compile(text, "answer.py", "exec"), main.__dict__)
 
 # ---------------------------------------------------------------- isolation
 
-HOME = "/.answer"  # the only folder the program can write to; no interpreter is installed under this name
+# the only folder the program can write to; no interpreter is installed under this name
+HOME = "/.answer"
 
 # linux/prctl.h, linux/mount.h
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38
@@ -104,7 +111,15 @@ def _call(name: str, *arguments) -> None:
 
 def _read_only_paths(python: str) -> list[str]:
     """Files and folders that Python and its C library need, without those inside another of them."""
-    paths = [sys.base_prefix, sys.base_exec_prefix, python, "/lib", "/lib64", "/usr/lib", "/usr/lib64"]
+    paths = [
+        sys.base_prefix,
+        sys.base_exec_prefix,
+        python,
+        "/lib",
+        "/lib64",
+        "/usr/lib",
+        "/usr/lib64",
+    ]
     paths = sorted({path for path in [*paths, "/etc/ld.so.cache"] if os.path.exists(path)})
     return [p for p in paths if not any(p.startswith(other.rstrip("/") + "/") for other in paths)]
 
@@ -114,7 +129,11 @@ def _own_namespaces() -> None:
     uid, gid = os.geteuid(), os.getegid()
     own = os.CLONE_NEWNS | os.CLONE_NEWPID | os.CLONE_NEWNET | os.CLONE_NEWIPC | os.CLONE_NEWUTS
     os.unshare(own | (os.CLONE_NEWUSER if uid else 0))
-    maps = {"setgroups": "deny", "uid_map": f"{uid} {uid} 1", "gid_map": f"{gid} {gid} 1"} if uid else {}
+    maps = (
+        {"setgroups": "deny", "uid_map": f"{uid} {uid} 1", "gid_map": f"{gid} {gid} 1"}
+        if uid
+        else {}
+    )
     for name, text in maps.items():
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
@@ -134,9 +153,13 @@ def _make_root(folder: str, size: int, python: str) -> None:
     os.mkdir(folder + HOME)
     # Unlike a remount, this keeps the restrictions that a mount already has.
     attributes = struct.pack("=QQQQ", _READ_ONLY_NOSUID_NODEV, 0, 0, 0)
-    _call("syscall", _SYS_MOUNT_SETATTR, _AT_FDCWD, folder, _AT_RECURSIVE, attributes, len(attributes))
-    _call("mount", "/dev/null", folder + "/dev/null", None, _MS_BIND, None)  # a device, so after nodev
-    options = f"size={size},nr_inodes=1024,mode=777"  # unlimited empty files would fill the kernel's memory
+    _call(
+        "syscall", _SYS_MOUNT_SETATTR, _AT_FDCWD, folder, _AT_RECURSIVE, attributes, len(attributes)
+    )
+    # a device, so after nodev
+    _call("mount", "/dev/null", folder + "/dev/null", None, _MS_BIND, None)
+    # unlimited empty files would fill the kernel's memory
+    options = f"size={size},nr_inodes=1024,mode=777"
     _call("mount", "tmpfs", folder + HOME, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
     os.chdir(folder)
     _call("pivot_root", ".", ".")  # stacks the old root on the new one; unmount it
@@ -145,7 +168,9 @@ def _make_root(folder: str, size: int, python: str) -> None:
 
 
 def install(program: bytes) -> None:
-    """Applies a filter from `seccomp_filter` to this process and its future children; it can't be undone."""
+    """Applies a filter from `seccomp_filter` to this process and its future children; it can't be
+    undone.
+    """
     _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     instructions = ctypes.create_string_buffer(program)
     length_and_address = struct.pack("@HP", len(program) // 8, ctypes.addressof(instructions))
@@ -174,10 +199,13 @@ def _become_the_program(settings: dict) -> None:
 
 
 def guard(settings: dict) -> int:
-    """Starts the program, waits for its end or SIGTERM, ends all its processes; returns its exit status."""
+    """Starts the program, waits for its end or SIGTERM, ends all its processes; returns its exit
+    status.
+    """
     signals = {signal.SIGTERM, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # held until sigwait below
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # ignored, the default, it is lost on some systems
+    # ignored, the default, it is lost on some systems
+    signal.signal(signal.SIGCHLD, lambda *_: None)
     settings["uid"] = (1 << 30) + os.getpid()  # otherwise unused, and different for every answer
     if settings["protection"] == "namespaces":
         _own_namespaces()
@@ -195,7 +223,8 @@ def guard(settings: dict) -> int:
     while signal.sigwait(signals) == signal.SIGCHLD:
         if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             break
-    for kill in (os.kill, os.killpg):  # before the child is reaped: until then its id can't be reused
+    # before the child is reaped: until then its id can't be reused
+    for kill in (os.kill, os.killpg):
         try:  # noqa: SIM105 (importing contextlib takes time)
             kill(child, signal.SIGKILL)
         except ProcessLookupError:  # it has no group of its own yet

@@ -4,10 +4,11 @@ r"""Grades answers that are programs by the share of tests they pass.
 
 The answer runs in a sandbox (`sandbox/box.py`), and the expected values never enter it:
   * input and output: the program gets its input, and this process compares what it printed;
-  * assert statements: they run in a second sandbox and call the answer over pipes (`sandbox/calls.py`).
-The answer's process doesn't decide the verdict, so it can't cheat with an exit status, a printed mark or a
-patched checker. A sandbox doesn't fix a weak test, though: a program that always says yes passes
-`assert is_prime(7)`.
+  * assert statements: they run in a second sandbox and call the answer over pipes
+    (`sandbox/calls.py`).
+The answer's process doesn't decide the verdict, so it can't cheat with an exit status, a printed
+mark or a patched checker. A sandbox doesn't fix a weak test, though: a program that always says yes
+passes `assert is_prime(7)`.
 """
 
 import ast
@@ -30,13 +31,16 @@ from task.grading import extract_answer
 
 ANSWER_SECONDS = 30.0  # wall-clock time for all tests of one answer; tests not reached by then fail
 BATCH_SECONDS = 300.0  # for all answers of a step; those not started by then score 0
-AT_ONCE = box.processors()  # answers in parallel; more would share processors and run into time limits
+# answers in parallel; more would share processors and run into time limits
+AT_ONCE = box.processors()
 
 _FENCED = re.compile(r"^[ \t]*```[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
 
 
 def extract_code(completion: str) -> str:
-    """The program: the last ``` block in the last answer pair, or else in the text, or else all of it."""
+    """The program: the last ``` block in the last answer pair, or else in the text, or else all of
+    it.
+    """
     text = extract_answer(completion)
     text = completion if text is None else text
     return [text, *_FENCED.findall(text)][-1]
@@ -45,9 +49,9 @@ def extract_code(completion: str) -> str:
 def readable_tests(ground_truth, extra_info) -> list[tuple[str, str]] | tuple[list, dict]:
     """Pairs of input and expected output, or what `read_statements` makes of assert statements.
 
-    `ground_truth` is Python text with assert statements; a list of such texts, of [input, output] or of
-    {"input": ..., "output": ...}; {"inputs": [...], "outputs": [...]}; or JSON text of such a list or dict.
-    ValueError if it's none of these, or if no answer could pass the tests.
+    `ground_truth` is Python text with assert statements; a list of such texts, of [input, output]
+    or of {"input": ..., "output": ...}; {"inputs": [...], "outputs": [...]}; or JSON text of such a
+    list or dict. ValueError if it's none of these, or if no answer could pass the tests.
     """
     tests, pairs = ground_truth, []
     if isinstance(tests, str) and tests.lstrip()[:1] in ("[", "{"):
@@ -60,7 +64,9 @@ def readable_tests(ground_truth, extra_info) -> list[tuple[str, str]] | tuple[li
     if isinstance(tests, list) and tests and all(isinstance(test, str) for test in tests):
         tests = "\n".join(tests)
     if isinstance(tests, str):
-        return read_statements(tests, extra_info.get("entry_point") if isinstance(extra_info, dict) else None)
+        return read_statements(
+            tests, extra_info.get("entry_point") if isinstance(extra_info, dict) else None
+        )
     tests = tests if isinstance(tests, list) else []
     for test in tests:
         match test:
@@ -68,7 +74,9 @@ def readable_tests(ground_truth, extra_info) -> list[tuple[str, str]] | tuple[li
                 pairs.append((given, expected))
     if not pairs or len(pairs) < len(tests):
         start = str(ground_truth)[:60]
-        raise ValueError(f"ground_truth={start!r}: must be assert statements, or pairs of input and output")
+        raise ValueError(
+            f"ground_truth={start!r}: must be assert statements, or pairs of input and output"
+        )
     return pairs
 
 
@@ -85,27 +93,32 @@ def _named(body: ast.AST | list[ast.stmt], context: type | tuple = ast.expr_cont
 def read_statements(tests: str, entry_point: str | None = None) -> tuple[list, dict]:
     """Splits tests into statements, so each test passes or fails by itself.
 
-    A test is a top-level statement that asserts, itself or through a function defined in `tests`, and uses
-    something from the answer (`assert True` isn't one). Two formats are unfolded: the body of HumanEval's
-    `check(candidate)` (https://arxiv.org/abs/2107.03374) and pytest's `def test_...():`.
+    A test is a top-level statement that asserts, itself or through a function defined in `tests`,
+    and uses something from the answer (`assert True` isn't one). Two formats are unfolded: the body
+    of HumanEval's `check(candidate)` (https://arxiv.org/abs/2107.03374) and pytest's `def
+    test_...():`.
 
     The answer's names are those in `entry_point` ("encode, decode"; for `check` an expression,
-    "Solution().add") and those that `tests` import from `solution` or `answer`. Without either, it's the one
-    name that neither `tests` nor Python nor its library defines.
+    "Solution().add") and those that `tests` import from `solution` or `answer`. Without either,
+    it's the one name that neither `tests` nor Python nor its library defines.
 
     Returns:
-        (statements, names): list of (text, is_test) in order; names in the tests that are the answer's, each
-        with its name there. ValueError if no answer could pass the tests.
+        (statements, names): list of (text, is_test) in order; names in the tests that are the
+        answer's, each with its name there. ValueError if no answer could pass the tests.
     """
     start = f"ground_truth={tests[:60]!r}"
     try:
         body = ast.parse(tests).body
         entry = ast.parse(entry_point, mode="eval").body if entry_point else None
     except (SyntaxError, ValueError, RecursionError, TypeError) as error:
-        raise ValueError(f"{start}, entry_point={entry_point!r:.60}: not valid Python ({error})") from None
+        raise ValueError(
+            f"{start}, entry_point={entry_point!r:.60}: not valid Python ({error})"
+        ) from None
     if not _parts(body, ast.Assert):
         raise ValueError(f"{start}: no assert statement in it")
-    imports = [s for s in body if isinstance(s, ast.ImportFrom) and s.module in ("solution", "answer")]
+    imports = [
+        s for s in body if isinstance(s, ast.ImportFrom) and s.module in ("solution", "answer")
+    ]
     names = {a.asname or a.name: a.name for s in imports for a in s.names if a.name != "*"}
     names |= {name: name for name in _named(entry)} if entry else {}
     body = [s for s in body if s not in imports]
@@ -114,7 +127,9 @@ def read_statements(tests: str, entry_point: str | None = None) -> tuple[list, d
         modules = imported if isinstance(part, ast.Import) else {str(part.module)}
         if "*" in imported or not {m.partition(".")[0] for m in modules} <= sys.stdlib_module_names:
             what = f"{start}: {ast.unparse(part)!r:.60}"
-            raise ValueError(f"{what}: tests have Python's library only; import its names one by one")
+            raise ValueError(
+                f"{what}: tests have Python's library only; import its names one by one"
+            )
     functions = {s.name: s for s in body if isinstance(s, ast.FunctionDef)}
     asserting = {name for name, function in functions.items() if _parts(function, ast.Assert)}
     body = _unfolded(body, functions, entry, names)
@@ -135,7 +150,9 @@ def read_statements(tests: str, entry_point: str | None = None) -> tuple[list, d
     return statements, names
 
 
-def _unfolded(body: list[ast.stmt], functions: dict, entry: ast.expr | None, names: dict) -> list[ast.stmt]:
+def _unfolded(
+    body: list[ast.stmt], functions: dict, entry: ast.expr | None, names: dict
+) -> list[ast.stmt]:
     """Inlines the body of `check`, if `entry` is its argument; calls the functions of pytest."""
     check = functions.get("check")
     if check and entry and not _parts(check, (ast.Return, ast.Yield, ast.Await)):
@@ -159,16 +176,21 @@ def _is_pythons(name: str) -> bool:
 def _answers_names(body: list[ast.stmt], names: dict[str, str], start: str) -> dict[str, str]:
     """Those of `names` that the statements use, or else the one name in them that isn't Python's."""
     bound = _named(body, (ast.Store, ast.Del)) | {a.arg for a in _parts(body, ast.arg)}
-    bound |= {part.name for part in _parts(body, (ast.FunctionDef, ast.ClassDef, ast.ExceptHandler))}
+    bound |= {
+        part.name for part in _parts(body, (ast.FunctionDef, ast.ClassDef, ast.ExceptHandler))
+    }
     for alias in _parts(body, ast.alias):
         bound.add(alias.asname or alias.name.partition(".")[0])
     used = sorted(_named(body, ast.Load) - bound)
     unknown = [name for name in used if name not in names and not _is_pythons(name)]
     if not names:
-        could = unknown or [name for name in used if not hasattr(builtins, name)]  # gcd, and nothing else
+        # gcd, and nothing else
+        could = unknown or [name for name in used if not hasattr(builtins, name)]
         if len(could) != 1:
             start += f": which of {', '.join(could)} is" if could else ": no name in it is"
-            raise ValueError(f"{start} the answer's; give entry_point, and define or import the others")
+            raise ValueError(
+                f"{start} the answer's; give entry_point, and define or import the others"
+            )
         return {could[0]: could[0]}
     if unknown:
         raise ValueError(
@@ -180,7 +202,9 @@ def _answers_names(body: list[ast.stmt], names: dict[str, str], start: str) -> d
 
 def same_output(printed: str, expected: str) -> bool:
     """Whether two outputs agree, ignoring trailing whitespace and trailing empty lines."""
-    first, second = ([line.rstrip() for line in text.rstrip().splitlines()] for text in (printed, expected))
+    first, second = (
+        [line.rstrip() for line in text.rstrip().splitlines()] for text in (printed, expected)
+    )
     return first == second
 
 
@@ -205,7 +229,9 @@ def _verdicts(code: str, read: tuple[list, dict], protection: str, deadline: flo
         with contextlib.ExitStack() as ends:
             for end in (asked, asks, replies, replied):
                 ends.callback(os.close, end)  # our copy would hide that a process has exited
-            running = stack.enter_context(box.started(checker, protection, pass_fds=(asks, replies)))
+            running = stack.enter_context(
+                box.started(checker, protection, pass_fds=(asks, replies))
+            )
             stack.enter_context(box.started(server, protection, pass_fds=(asked, replied)))
         printed, _ = box.output(*running, deadline)
     passed = [line == "1" for line in printed.splitlines()]
@@ -218,11 +244,15 @@ def compute_score(solution_str: str, ground_truth, extra_info: dict | None = Non
     return sum(passed) / len(passed)
 
 
-def verdicts(solution_str: str, ground_truth, extra_info: dict | None = None) -> list[tuple[str, bool]]:
-    """Each test, in words, and whether the program in a completion passes it; False if it wasn't reached.
+def verdicts(
+    solution_str: str, ground_truth, extra_info: dict | None = None
+) -> list[tuple[str, bool]]:
+    """Each test, in words, and whether the program in a completion passes it; False if it wasn't
+    reached.
 
-    "entry_point" in `extra_info` names the function under test, see `read_statements`. ValueError if the
-    tests cannot be read, or this machine has no protection; RuntimeError if the sandbox cannot start.
+    "entry_point" in `extra_info` names the function under test, see `read_statements`. ValueError
+    if the tests cannot be read, or this machine has no protection; RuntimeError if the sandbox
+    cannot start.
     """
     protection = box.protection()
     tests, code = readable_tests(ground_truth, extra_info), extract_code(solution_str)
@@ -234,7 +264,9 @@ def verdicts(solution_str: str, ground_truth, extra_info: dict | None = None) ->
     return [(f"input {x!r}, expected output {y!r}", held) for (x, y), held in zip(tests, passed)]
 
 
-def side_by_side(score: Callable[..., float], answers: Sequence, seconds: float, at_once: int) -> list[float]:
+def side_by_side(
+    score: Callable[..., float], answers: Sequence, seconds: float, at_once: int
+) -> list[float]:
     """Scores the answers in `at_once` threads (1 uses this one), with a progress bar after 5 s.
 
     `seconds` limits all of them together. Answers not started by then score 0.0, with a message.
@@ -246,7 +278,11 @@ def side_by_side(score: Callable[..., float], answers: Sequence, seconds: float,
 
     with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
         running = (pool.map if at_once > 1 else map)(in_time, answers)
-        scores = [*tqdm(running, "grading", len(answers), leave=False, disable=None, delay=5, unit="answer")]
+        scores = [
+            *tqdm(
+                running, "grading", len(answers), leave=False, disable=None, delay=5, unit="answer"
+            )
+        ]
     if late := scores.count(None):
         done = f"graded {len(answers) - late} of {len(answers)} answers in {seconds:.0f} s"
         tqdm.write(f"{done}, the others score 0: an endless loop costs its whole time limit")

@@ -14,17 +14,21 @@ from fractions import Fraction
 
 TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 
-MAX_LENGTH = 4300  # characters of an answer; also the most digits int() accepts, since it's quadratic
+# characters of an answer; also the most digits int() accepts, since it's quadratic
+MAX_LENGTH = 4300
 MAX_EQUATION = 200  # characters; longer ones aren't evaluated
-MAX_EXPONENT = 308  # the range of a double; "1e999999999", 11 characters, would be an integer of 400 MB
+# the range of a double; "1e999999999", 11 characters, would be an integer of 400 MB
+MAX_EXPONENT = 308
 
-# %% Reading one number ----------------------------------------------------------------------------------
+# %% Reading one number ----------------------------------------------------------------------------
 
 _PLAIN = {wide: wide - 0xFEE0 for wide in range(0xFF01, 0xFF5F)}  # full-width to ASCII
-_PLAIN |= dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2212\ufe63"), "-")  # minus, hyphen, en dash
+# minus, hyphen, en dash
+_PLAIN |= dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2212\ufe63"), "-")
 _PLAIN |= dict.fromkeys(map(ord, "\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"))  # zero width
 
-_DIGIT_SPACE = re.compile(r"(?<=\d)[\u00a0\u2009\u202f](?=\d{3})")  # thin or no-break, between digits
+# thin or no-break, between digits
+_DIGIT_SPACE = re.compile(r"(?<=\d)[\u00a0\u2009\u202f](?=\d{3})")
 
 _NUMBER = re.compile(
     r"""(?P<sign> ^[-+]\s*+ | [-+] )?                         # "- 5" only at the very start
@@ -37,13 +41,16 @@ _NUMBER = re.compile(
     re.VERBOSE,
 )
 _POWER_OF_UNIT = re.compile(r"(?<![A-Za-z])(?:[ckm]?m|ft|in|yd|mi)\^?[23²³](?!\w|[.,/:]\d)")  # m^2
-_LATEX = re.compile(r"\\(?:(?:text|textbf|mathrm|mathbf|boxed|left|right|quad)(?![A-Za-z])|[,;:!()\[\] ])")
+_LATEX = re.compile(
+    r"\\(?:(?:text|textbf|mathrm|mathbf|boxed|left|right|quad)(?![A-Za-z])|[,;:!()\[\] ])"
+)
 
 # Allowed next to the number: letters of any script, blanks, and these. Not "|", "\pm", "≤", "‰".
 _BESIDE = re.compile(r"(?:[^\W\d_]|[\s.,:;'\"“”‘’«»()\[\]{}*_`#$€£¥₹¢%°℃=/?!…。、「」—-])*+")
 _OPENING = " \t\n'\"“‘«([{*_`#「$€£¥₹"  # between a sign and its number: "-(5)"
-# Of these, the ones that change the number or make it invalid. Before: "x5", "-(5)", "/5", "more than 5".
-# After: "5k", "5bn", "5!", "5 - tax", "5 and a quarter". Either side: "minus five", "2 million", "twice 5".
+# Of these, the ones that change the number or make it invalid. Before: "x5", "-(5)", "/5", "more
+# than 5". After: "5k", "5bn", "5!", "5 - tax", "5 and a quarter". Either side: "minus five", "2
+# million", "twice 5".
 _SPOILT_BEFORE = re.compile(
     r"""(?:[-—/] | != | \b(?:than|least|most|over|under|below|above|times|not)
     | \b(?:sqrt|root|log|ln|exp|sin|cos|tan|abs)(?:\ of)?)\Z""",
@@ -54,7 +61,8 @@ _SPOILT_AFTER = re.compile(
     | [=;] | \b(?:and\ (?:an?|one)|or\ more|or\ less)\b""",
     re.VERBOSE,
 )
-_OPERATION = re.compile(r"(?:[\d)]\s*|\w)\Z")  # before a sign: "16 - 9", "x-5"; but "is -5" is a minus
+# before a sign: "16 - 9", "x-5"; but "is -5" is a minus
+_OPERATION = re.compile(r"(?:[\d)]\s*|\w)\Z")
 _SPOILT_WORDS = re.compile(
     r"""\b(?: minus|negative|plus|absolute|pi|squared|cubed|factorial|per\ ?mill?e?|ppm
     | half|halves|twice|thrice|double|triple|\w*fold | an?\ (?:third|quarter|fifth|tenth)
@@ -69,19 +77,23 @@ _SPOILT_WORDS = re.compile(
 _ARITHMETIC = re.compile(r"[\d.+\-*/() ]+")
 _SIGNS = {"×": "*", "·": "*", "÷": "/", "$": "", r"\times": "*", r"\cdot": "*", r"\div": "/"}
 _OPERATIONS = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.UAdd: operator.pos, ast.USub: operator.neg,
-}  # fmt: skip
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+}
 
 
 @functools.lru_cache(maxsize=8192)  # several rewards and the log read the same answer
 def parse_number(text: str) -> Fraction | None:
     """The exact value of the one number in `text`; None if there's none, or any doubt.
 
-    Reads "1,080", "$18.00", "-$5", "1/2", "1.8E+1", "18 apples", "x = 18", "The answer is 18.", "50%" (as
-    50), and "6 * 3 = 18" (as 18, because it's true). Refuses two numbers, wrong grouping ("1,5", "1,00"), a
-    time ("10:30"), "0x12", "2 million", "twice 5", "|-5|", "1/0", unknown signs, exponents beyond
-    MAX_EXPONENT, and texts longer than MAX_LENGTH after stripping.
+    Reads "1,080", "$18.00", "-$5", "1/2", "1.8E+1", "18 apples", "x = 18", "The answer is 18.",
+    "50%" (as 50), and "6 * 3 = 18" (as 18, because it's true). Refuses two numbers, wrong grouping
+    ("1,5", "1,00"), a time ("10:30"), "0x12", "2 million", "twice 5", "|-5|", "1/0", unknown signs,
+    exponents beyond MAX_EXPONENT, and texts longer than MAX_LENGTH after stripping.
     """
     text = text.strip()
     if len(text) > MAX_LENGTH:
@@ -102,7 +114,8 @@ def parse_number(text: str) -> Fraction | None:
     rest = before + " " + after
     if _SPOILT_BEFORE.search(before.rstrip(_OPENING)) or _SPOILT_AFTER.search(after):
         return None
-    # isnumeric() is wider than isdigit(): the ½ of "7½" and the 萬 (10,000) of "2萬" are numbers, too.
+    # isnumeric() is wider than isdigit(): the ½ of "7½" and the 萬 (10,000) of "2萬" are numbers,
+    # too.
     if any(map(str.isnumeric, rest)) or _SPOILT_WORDS.search(rest) or not _BESIDE.fullmatch(rest):
         return None
 
@@ -127,7 +140,8 @@ def arithmetic(text: str) -> Fraction | None:
                 return _OPERATIONS[type(node.op)](value(node.left), value(node.right))
             case ast.UnaryOp():
                 return _OPERATIONS[type(node.op)](value(node.operand))
-        return Fraction(text[node.col_offset : node.end_col_offset])  # not `node.value`: that is a float
+        # not `node.value`: that is a float
+        return Fraction(text[node.col_offset : node.end_col_offset])
 
     try:
         return value(ast.parse(text, mode="eval").body)
@@ -135,13 +149,15 @@ def arithmetic(text: str) -> Fraction | None:
         return None
 
 
-# %% Finding and grading the answer ----------------------------------------------------------------------
+# %% Finding and grading the answer ----------------------------------------------------------------
 
 
 def extract_answer(completion: str) -> str | None:
-    """The unstripped text of the last complete <answer>...</answer> in `completion`; None without one.
+    """The unstripped text of the last complete <answer>...</answer> in `completion`; None without
+    one.
 
-    A second <answer> starts over, so a tag mentioned in prose ("I will use <answer> tags") captures nothing.
+    A second <answer> starts over, so a tag mentioned in prose ("I will use <answer> tags") captures
+    nothing.
     """
     # Search from the right, because a lazy regex takes quadratic time on "<answer><answer>...".
     before, _, _ = completion.rpartition("</answer>")
@@ -150,7 +166,9 @@ def extract_answer(completion: str) -> str | None:
 
 
 def extract_hash_answer(answer: str) -> str | None:
-    """GSM8K's gold answer: the stripped text after a solution's last "####"; None if it isn't a number."""
+    """GSM8K's gold answer: the stripped text after a solution's last "####"; None if it isn't a
+    number.
+    """
     _, marker, gold = answer.rpartition("####")
     return gold.strip() if marker and parse_number(gold) is not None else None
 
@@ -158,7 +176,8 @@ def extract_hash_answer(answer: str) -> str | None:
 def is_close(completion: str, gold: str, ratio: float | str) -> bool:
     """Whether the last answer / gold is in [1 - ratio, 1 + ratio].
 
-    0.1 and "0.1" both mean exactly one tenth. False if a number can't be parsed; only 0 is close to 0.
+    0.1 and "0.1" both mean exactly one tenth. False if a number can't be parsed; only 0 is close to
+    0.
     """
     guess, target = parse_number(extract_answer(completion) or ""), parse_number(gold)
     if guess is None or target is None:
@@ -194,7 +213,8 @@ def grade_lenient(completion: str, gold: str) -> bool:
 
 
 def format_ok(completion: str, tags: tuple[str, str, str, str] = TAGS) -> bool:
-    """Whether `completion` is one reasoning block and one answer block, neither empty, and nothing else.
+    """Whether `completion` is one reasoning block and one answer block, neither empty, and nothing
+    else.
 
     Whitespace around the blocks and stop tokens such as <|eot_id|> at the end are allowed.
     """

@@ -16,18 +16,21 @@ WORD_JOINER = "\u2060"  # has no width
 
 
 def make_prompts(c, rows, source: str, tokenizer, think_tags: bool, too_long: Path | None):
-    """The rows that are short enough, with `prompts`: TEMPLATE inside the tokenizer's own chat template.
+    """The rows that are short enough, with `prompts`: TEMPLATE inside the tokenizer's own chat
+    template.
 
     Args:
-        rows: from `questions.read_data`; they come from `source`.
-        think_tags: whether the rewards want <think> where SYSTEM_PROMPT has <reasoning>.
-        too_long: CSV file for the questions of more than MAX_PROMPT_LENGTH tokens, which are left out; None
+        rows: from `questions.read_data`; they come from `source`. think_tags: whether the rewards
+        want <think> where SYSTEM_PROMPT has <reasoning>. too_long: CSV file for the questions of
+        more than MAX_PROMPT_LENGTH tokens, which are left out; None
             in a dry run, which writes nothing.
     """
     kept, left_out = with_prompts(c, rows, tokenizer, think_tags)
     if left_out:
         several = "," in source
-        named = ", ".join(f"{f'{file}, ' * several}row {line} ({n} tokens)" for file, line, n in left_out[:3])
+        named = ", ".join(
+            f"{f'{file}, ' * several}row {line} ({n} tokens)" for file, line, n in left_out[:3]
+        )
         more = f", ... ({f'all in {too_long}' if too_long else 'and more'})" if left_out[3:] else ""
         print(
             f"{source}: {len(left_out):,} of {len(rows):,} questions are longer than MAX_PROMPT_LENGTH="
@@ -58,12 +61,18 @@ def control_tokens(tokenizer) -> re.Pattern:
 
 
 def as_letters(tokenizer, text: str) -> str:
-    """`text` with a character without width in each control token, so that none ends the user's turn."""
-    return control_tokens(tokenizer).sub(lambda token: token[0][0] + WORD_JOINER + token[0][1:], text)
+    """`text` with a character without width in each control token, so that none ends the user's
+    turn.
+    """
+    return control_tokens(tokenizer).sub(
+        lambda token: token[0][0] + WORD_JOINER + token[0][1:], text
+    )
 
 
 def chat(tokenizer, messages: Sequence[Mapping[str, str]]) -> str:
-    """`messages` in the tokenizer's chat template, dated DAY so that a resumed run gets the same prompts."""
+    """`messages` in the tokenizer's chat template, dated DAY so that a resumed run gets the same
+    prompts.
+    """
     how = dict(add_generation_prompt=True, tokenize=False, strftime_now=DAY.strftime)
     return tokenizer.apply_chat_template(messages, **how)
 
@@ -71,14 +80,15 @@ def chat(tokenizer, messages: Sequence[Mapping[str, str]]) -> str:
 def to_prompt(tokenizer, question: str, *, template: str, system_prompt: str) -> str:
     """The text the model is asked to continue: `template` inside the tokenizer's own chat template.
 
-    Control tokens are plain text in the question, but work in TEMPLATE and SYSTEM_PROMPT. UserError if the
-    chat template, a program that comes with MODEL, fails or drops the question.
+    Control tokens are plain text in the question, but work in TEMPLATE and SYSTEM_PROMPT. UserError
+    if the chat template, a program that comes with MODEL, fails or drops the question.
     """
     question = as_letters(tokenizer, question)
     content = template.format(system_prompt=system_prompt, question=question)
     try:
         prompt = chat(tokenizer, [{"role": "user", "content": content}])
-        fault = "" if question.strip() in prompt else "leaves the question out"  # many strip the message
+        # many strip the message
+        fault = "" if question.strip() in prompt else "leaves the question out"
     except Exception as error:  # whatever a program can raise
         fault = f"fails ({type(error).__name__}: {' '.join(str(error).split()):.200})"
     if fault:
@@ -94,7 +104,9 @@ def with_prompts(c, rows: list[dict[str, str]], tokenizer, think_tags: bool):
     kept, too_long = [], []
     system_prompt = think_prompt(c.SYSTEM_PROMPT) if think_tags else c.SYSTEM_PROMPT
     for row in rows:
-        prompt = to_prompt(tokenizer, row["question"], template=c.TEMPLATE, system_prompt=system_prompt)
+        prompt = to_prompt(
+            tokenizer, row["question"], template=c.TEMPLATE, system_prompt=system_prompt
+        )
         length = len(tokenizer.encode(prompt, add_special_tokens=False))
         if length <= c.MAX_PROMPT_LENGTH:
             kept.append({"prompts": prompt} | row)
@@ -111,11 +123,19 @@ def check_form(c, tokenizer, grader) -> None:
     tags = THINK_TAGS if grader.think_tags else TAGS
     prompt = to_prompt(tokenizer, "1", template=c.TEMPLATE, system_prompt=c.SYSTEM_PROMPT)
     form, why = "{}1{}{}1{}".format(*tags), ""
-    read = tokenizer.decode(tokenizer.encode(form, add_special_tokens=False), skip_special_tokens=True)
-    names = [n for n, file in zip(grader.names, grader.files) if file == "built in" and n != "episode_return"]
+    read = tokenizer.decode(
+        tokenizer.encode(form, add_special_tokens=False), skip_special_tokens=True
+    )
+    names = [
+        n
+        for n, file in zip(grader.names, grader.files)
+        if file == "built in" and n != "episode_return"
+    ]
     if names and "".join(read.split()) != form:
         why = f"its tokenizer makes {read!r} of {form}; make the tags tokens that aren't special"
-    elif prompt.rstrip().endswith(tags[0]) and (WANT_REASONING_TAGS | WANT_THINK_TAGS).intersection(names):
+    elif prompt.rstrip().endswith(tags[0]) and (WANT_REASONING_TAGS | WANT_THINK_TAGS).intersection(
+        names
+    ):
         why = f"its chat template already writes {tags[0]}; take it out of chat_template"
     if why:
         earned = f"no answer earns all of {', '.join(names)}"

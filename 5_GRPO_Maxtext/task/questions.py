@@ -1,12 +1,14 @@
-"""Reads questions from JSON, JSON lines, Parquet or tensorflow-datasets, and mixes them into batches.
+"""Reads questions from JSON, JSON lines, Parquet or tensorflow-datasets, and mixes them into
+batches.
 
 A row is a question and its right answer, with either set of columns:
 
     {"question": "...", "answer": "16 - 7 = 9\\n#### 9"}                                       as in GSM8K
     {"prompt": "...", "ground_truth": "9", "data_source": "math_reasoning", "extra_info": {...}}
 
-`data_source` names the task and so selects the grader (see task_rewards.py). With GSM8K's columns it's
-optional and defaults to "gsm8k". `extra_info` is optional and is passed to the reward unchanged.
+`data_source` names the task and so selects the grader (see task_rewards.py). With GSM8K's columns
+it's optional and defaults to "gsm8k". `extra_info` is optional and is passed to the reward
+unchanged.
 
 A DATASET is one source, or several with their shares of the training questions:
 
@@ -32,8 +34,13 @@ from task.grading import extract_hash_answer
 from task.task_rewards import ground_truth_fault
 
 EPOCHS = 10**6  # of each source; an infinite one would have a length that len() can't return
-NAMES = {"train": "training questions", "validation": "held-out questions", "test": "test questions"}
-GRADED = ("answer", "data_source", "extra_info")  # columns of a row that a grader gets along with the answer
+NAMES = {
+    "train": "training questions",
+    "validation": "held-out questions",
+    "test": "test questions",
+}
+# columns of a row that a grader gets along with the answer
+GRADED = ("answer", "data_source", "extra_info")
 SHOWN_BAD_ROWS = 5  # in a message; the others are only counted
 
 
@@ -41,7 +48,7 @@ class OutOfReach(UserError):
     """A data set that another machine may be able to reach; a dry run says so and goes on."""
 
 
-# %% Sources ---------------------------------------------------------------------------------------------
+# %% Sources ---------------------------------------------------------------------------------------
 def parse_sources(spec: str, constant: str = "DATASET") -> list[tuple[str, float]]:
     """(name, weight) of each source in `spec`, the value of `constant`: a.jsonl:0.7,b.jsonl:0.3.
 
@@ -53,18 +60,23 @@ def parse_sources(spec: str, constant: str = "DATASET") -> list[tuple[str, float
     except ValueError:
         weights = [math.nan]
     named_once = all(names) and len(set(names)) == len(names)
-    if not named_once or len(set(colons)) > 1 or not all(0 < weight < math.inf for weight in weights):
+    if (
+        not named_once
+        or len(set(colons)) > 1
+        or not all(0 < weight < math.inf for weight in weights)
+    ):
         rule = "name each source once, all of them with a weight above 0 or none: a.jsonl:0.7,b.jsonl:0.3"
         raise UserError(f"{constant}={spec}: {rule}")
     return list(zip(names, weights))
 
 
-# %% Files -----------------------------------------------------------------------------------------------
+# %% Files -----------------------------------------------------------------------------------------
 def read_file(path: Path, constant: str = "DATASET") -> list[tuple[int, Any]]:
-    """Rows of a JSON array, a JSON-lines or a Parquet file, which `constant` names, numbered from 1.
+    """Rows of a JSON array, a JSON-lines or a Parquet file, which `constant` names, numbered from
+    1.
 
-    In a JSON-lines file that's the line number, counting empty lines, and a row is the line, still a text.
-    UserError if the file can't be read at all.
+    In a JSON-lines file that's the line number, counting empty lines, and a row is the line, still
+    a text. UserError if the file can't be read at all.
     """
     try:
         if path.suffix == ".parquet":
@@ -74,9 +86,16 @@ def read_file(path: Path, constant: str = "DATASET") -> list[tuple[int, Any]]:
         text = path.read_text(encoding="utf-8-sig")  # some editors write a byte-order mark
         if text.lstrip().startswith("["):
             return list(enumerate(json.loads(text), start=1))
-    except (OSError, ValueError, NotImplementedError, RecursionError) as error:  # pyarrow's are such, too
+    except (
+        OSError,
+        ValueError,
+        NotImplementedError,
+        RecursionError,
+    ) as error:  # pyarrow's are such, too
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise UserError(f"{constant}={path}: {reason}; give a JSON, JSONL or Parquet file") from None
+        raise UserError(
+            f"{constant}={path}: {reason}; give a JSON, JSONL or Parquet file"
+        ) from None
     # Not splitlines(): it also breaks at U+2028 and the like, which may occur inside a JSON string.
     return [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
 
@@ -91,12 +110,16 @@ def checked_text(row: dict[str, Any], column: str) -> str:
 
 
 def as_json(value: Any) -> str:
-    """A value as JSON, "" for None, so that columns of all sources are texts and stack into one batch."""
+    """A value as JSON, "" for None, so that columns of all sources are texts and stack into one
+    batch.
+    """
     return "" if value is None else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def truth_text(value: Any) -> str:
-    """A ground truth as text: bytes decoded, 3.0 as 3 (pandas turns integers into floats), lists as JSON."""
+    """A ground truth as text: bytes decoded, 3.0 as 3 (pandas turns integers into floats), lists as
+    JSON.
+    """
 
     def plain(value):
         if isinstance(value, list):
@@ -110,14 +133,16 @@ def truth_text(value: Any) -> str:
 
 
 def to_question(row: Any, optional: bool = False) -> dict[str, Any]:
-    """`question`, `answer` (the ground truth), `data_source` and `extra_info` (JSON, or empty), all texts.
+    """`question`, `answer` (the ground truth), `data_source` and `extra_info` (JSON, or empty), all
+    texts.
 
-    `row` has either set of columns; ValueError says what is wrong with it. If `optional`, the right answer
-    and `data_source` are None where they're missing.
+    `row` has either set of columns; ValueError says what is wrong with it. If `optional`, the right
+    answer and `data_source` are None where they're missing.
     """
     if not isinstance(row, dict):
         raise ValueError("not an object with columns")
-    json.dumps(row, ensure_ascii=False, default=str).encode()  # ValueError: half a character, "\ud800"
+    # ValueError: half a character, "\ud800"
+    json.dumps(row, ensure_ascii=False, default=str).encode()
     # Without nulls and NaN, which Parquet has where a column is missing.
     row = {name: value for name, value in row.items() if value is not None and value == value}
     if "ground_truth" in row:
@@ -149,15 +174,15 @@ def read_questions(
     """Reads the questions and right answers of a DATASET.
 
     Args:
-        dataset: one or several sources; `constant` holds it.
-        split: "train" or "test"; ignored for a single file.
-        bad_rows: "refuse" raises if rows cannot be used; "skip" prints them and leaves them out.
-        fault: (data_source, ground truth, extra_info) -> what is wrong, if anything; None accepts all.
-        optional: whether right answers may be missing; a row then also has `row`, as the file has it.
+        dataset: one or several sources; `constant` holds it. split: "train" or "test"; ignored for
+        a single file. bad_rows: "refuse" raises if rows cannot be used; "skip" prints them and
+        leaves them out. fault: (data_source, ground truth, extra_info) -> what is wrong, if
+        anything; None accepts all. optional: whether right answers may be missing; a row then also
+        has `row`, as the file has it.
 
     Returns:
-        Rows as from `to_question`, with `source` (the file), its `weight` and `line`, all texts, with the
-        sources interleaved; and the names of the sources.
+        Rows as from `to_question`, with `source` (the file), its `weight` and `line`, all texts,
+        with the sources interleaved; and the names of the sources.
     """
     parts, bad = {}, []
     for name, weight in parse_sources(dataset, constant):
@@ -171,14 +196,18 @@ def read_questions(
             try:
                 row = json.loads(row) if isinstance(row, str) else row
                 question = to_question(row, optional)
-                task, answer, extra_info = map(question.get, ("data_source", "answer", "extra_info"))
+                task, answer, extra_info = map(
+                    question.get, ("data_source", "answer", "extra_info")
+                )
                 if reason := fault and task and answer and fault(task, answer, extra_info):
                     raise ValueError(reason)
             except (ValueError, RecursionError) as error:
                 not_json = "not JSON: " * isinstance(error, (json.JSONDecodeError, RecursionError))
                 bad.append(f"{source}, row {number}: {not_json}{error}")
             else:
-                part.append(question | {"source": source, "weight": str(weight), "line": str(number)})
+                part.append(
+                    question | {"source": source, "weight": str(weight), "line": str(number)}
+                )
                 part[-1] |= {"row": row} if optional else {}
     if bad:
         more = f"; and {len(bad) - SHOWN_BAD_ROWS:,} more" if len(bad) > SHOWN_BAD_ROWS else ""
@@ -190,7 +219,9 @@ def read_questions(
         print(escape_controls(f"{described}. Left out (BAD_ROWS=skip)"))
     for source, part in parts.items():
         if not part:
-            raise UserError(f"{constant}={dataset}: {source} has no rows to use; give at least one question")
+            raise UserError(
+                f"{constant}={dataset}: {source} has no rows to use; give at least one question"
+            )
     return interleave(parts.values()), ", ".join(parts)
 
 
@@ -208,13 +239,17 @@ def read_tfds_gsm8k(split: str, constant: str) -> tuple[list[tuple[int, Any]], s
 
     builder = tfds.builder("gsm8k", file_format="array_record")
     if not builder.data_path.exists():
-        if not reachable("https://raw.githubusercontent.com"):  # tensorflow-datasets tries for over 200 s
+        # tensorflow-datasets tries for over 200 s
+        if not reachable("https://raw.githubusercontent.com"):
             raise OutOfReach(
                 f"{constant}=gsm8k: no network, and nothing prepared in {builder.data_dir_root}; prepare it "
                 "on a machine with a network and set TFDS_DATA_DIR, or give a JSON, JSONL or Parquet file"
             )
         builder.download_and_prepare()
-    rows = [{name: value.decode() for name, value in row.items()} for row in builder.as_data_source(split)]
+    rows = [
+        {name: value.decode() for name, value in row.items()}
+        for row in builder.as_data_source(split)
+    ]
     return list(enumerate(rows, start=1)), f"tensorflow-datasets gsm8k ({split})"
 
 
@@ -229,15 +264,19 @@ def say_overlap(rows: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
 
 
 def validation_file(source: str) -> Path | None:
-    """The file `validation.jsonl` (.json, .parquet) beside a source's `train.jsonl`; None without one."""
+    """The file `validation.jsonl` (.json, .parquet) beside a source's `train.jsonl`; None without
+    one.
+    """
     file = source_file(str(Path(source).parent), "validation")
     return file if Path(source).stem == "train" and file.exists() else None
 
 
 def read_data(c) -> dict[str, tuple[list[dict[str, str]], str]]:
-    """What `read_questions` gives for `train`, for `test`, and for `validation`, asked during training.
+    """What `read_questions` gives for `train`, for `test`, and for `validation`, asked during
+    training.
 
-    The last are those of each `validation_file` beside the training questions; [] and "" without one.
+    The last are those of each `validation_file` beside the training questions; [] and "" without
+    one.
     """
     fault = None if c.REWARD_FUNC else ground_truth_fault
     read = functools.partial(read_questions, bad_rows=c.BAD_ROWS, fault=fault)
@@ -262,7 +301,8 @@ def hold_out(rows: list[dict[str, str]], validation: list[dict[str, str]], count
     `rows`, at most a tenth, sampled with a fixed seed. Questions with the same words stay together.
 
     Returns:
-        The held-out questions; the remaining training questions; and where the former came from, in words.
+        The held-out questions; the remaining training questions; and where the former came from, in
+        words.
     """
     by_source, read = by_file(rows), by_file(validation)
     share = -(-count // len(by_source))
@@ -286,16 +326,20 @@ def hold_out(rows: list[dict[str, str]], validation: list[dict[str, str]], count
     return interleave(held)[:count], interleave(left), ", ".join(names)
 
 
-# %% Batches ---------------------------------------------------------------------------------------------
+# %% Batches ---------------------------------------------------------------------------------------
 def mixed_batches(rows: list[dict[str, str]], seed: int, batch_size: int):
-    """A grain.MapDataset of batches of questions, more than any run needs, with the sources mixed by weight.
+    """A grain.MapDataset of batches of questions, more than any run needs, with the sources mixed
+    by weight.
 
-    Each source is reshuffled every epoch. Grain interleaves the sources evenly: after any number of questions
-    each has had its share, to within one question. A batch has each column of `rows` as an array of str [B].
+    Each source is reshuffled every epoch. Grain interleaves the sources evenly: after any number of
+    questions each has had its share, to within one question. A batch has each column of `rows` as
+    an array of str [B].
     """
     import grain
 
     parts = by_file(rows).values()
     whole = map(grain.MapDataset.source, parts)
     sources = [part.shuffle(seed=seed + i).repeat(EPOCHS) for i, part in enumerate(whole)]
-    return grain.MapDataset.mix(sources, [float(part[0]["weight"]) for part in parts]).batch(batch_size)
+    return grain.MapDataset.mix(sources, [float(part[0]["weight"]) for part in parts]).batch(
+        batch_size
+    )

@@ -1,8 +1,9 @@
 """Which rewards a run uses, and the `Grader` that its log and its reports share.
 
-REWARDS names them: the course's four (reward_func.py), `compute_score` (task_rewards.py), the four below, and
-those in your own file (REWARD_FUNC=my_reward.py): a `compute_score`, or functions as in reward_func.py.
-examples/my_reward.py shows both. The four below expect <think>...</think><answer>...</answer>.
+REWARDS names them: the course's four (reward_func.py), `compute_score` (task_rewards.py), the four
+below, and those in your own file (REWARD_FUNC=my_reward.py): a `compute_score`, or functions as in
+reward_func.py. examples/my_reward.py shows both. The four below expect
+<think>...</think><answer>...</answer>.
 """
 
 import dataclasses
@@ -31,20 +32,28 @@ POINTS_DIGIT = 0.5
 POINTS_HARD_FORMAT = 0.5
 POINTS_MARK = 0.125  # per tag that occurs exactly once
 
-COURSE_REWARDS = ("match_format_exactly", "match_format_approximately", "check_answer", "check_numbers")
-SCORE_ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")  # of a compute_score
+COURSE_REWARDS = (
+    "match_format_exactly",
+    "match_format_approximately",
+    "check_answer",
+    "check_numbers",
+)
+# of a compute_score
+SCORE_ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 WANT_REASONING_TAGS = frozenset({"match_format_exactly", "match_format_approximately"})
 WANT_THINK_TAGS = frozenset({"hard_format_reward", "mark_reward"})
 
 MAX_REWARD = 1e15  # either sign, so sums and squares stay within float32
 KEPT_SCORES = 8192  # of `compute_score`; more than the answers of one step
-IN_TIME = (  # graders that may take long; how many answers at once, and seconds for those of one step
+# graders that may take long; how many answers at once, and seconds for those of one step
+IN_TIME = (
     (code_grading.compute_score, code_grading.AT_ONCE, code_grading.BATCH_SECONDS),
-    (task_rewards.math_score, 1, 60.0),  # one: its limit is a signal; most answers take a few hundredths
+    # one: its limit is a signal; most answers take a few hundredths
+    (task_rewards.math_score, 1, 60.0),
 )
 
 
-# %% The four rewards for <think> answers ----------------------------------------------------------------
+# %% The four rewards for <think> answers ----------------------------------------------------------
 # Arguments, return value and errors as in reward_func.py.
 
 
@@ -52,7 +61,10 @@ def correctness_reward(prompts, completions, answer, **kwargs) -> list[float]:
     """POINTS_CORRECT for the right number, or the right text if the ground truth isn't a number."""
 
     def right(completion: str, gold: str) -> bool:
-        same_text = parse_number(gold) is None and (extract_answer(completion) or "").strip() == gold.strip()
+        same_text = (
+            parse_number(gold) is None
+            and (extract_answer(completion) or "").strip() == gold.strip()
+        )
         return same_text or grade(completion, gold)
 
     return [POINTS_CORRECT * right(*pair) for pair in zip(completions, answer, strict=True)]
@@ -71,10 +83,15 @@ def hard_format_reward(prompts, completions, **kwargs) -> list[float]:
 
 def mark_reward(prompts, completions, **kwargs) -> list[float]:
     """Partial credit: POINTS_MARK per tag that occurs exactly once."""
-    return [POINTS_MARK * sum(completion.count(tag) == 1 for tag in THINK_TAGS) for completion in completions]
+    return [
+        POINTS_MARK * sum(completion.count(tag) == 1 for tag in THINK_TAGS)
+        for completion in completions
+    ]
 
 
-THINK_REWARDS = {f.__name__: f for f in (correctness_reward, digit_reward, hard_format_reward, mark_reward)}
+THINK_REWARDS = {
+    f.__name__: f for f in (correctness_reward, digit_reward, hard_format_reward, mark_reward)
+}
 
 
 def episode_return(prompts, completions, **kwargs) -> list[float]:
@@ -82,18 +99,21 @@ def episode_return(prompts, completions, **kwargs) -> list[float]:
     return [episode.to_go[0] for episode in completions]
 
 
-# %% Which rewards a run uses ----------------------------------------------------------------------------
+# %% Which rewards a run uses ----------------------------------------------------------------------
 @dataclasses.dataclass(frozen=True)
 class Grader:
     """The rewards of a run, and what its reports count as right; from `make_grader`."""
 
     names: tuple[str, ...]
     files: tuple[str, ...]  # where each comes from: the file of REWARD_FUNC, or "built in"
-    functions: list[Reward]  # each raises UserError if it fails or doesn't return one float per completion
+    # each raises UserError if it fails or doesn't return one float per completion
+    functions: list[Reward]
 
     def __str__(self) -> str:
         """The rewards in use, printed when a run starts."""
-        return ", ".join(f"{name} ({file})" for name, file in zip(self.names, self.files, strict=True))
+        return ", ".join(
+            f"{name} ({file})" for name, file in zip(self.names, self.files, strict=True)
+        )
 
     @property
     def think_tags(self) -> bool:
@@ -108,8 +128,8 @@ class Grader:
     def score(self, completions, answer, data_source, extra_info, **columns) -> np.ndarray:
         """One score per completion, float [N]; 1 or more counts as right.
 
-        Uses `compute_score` if it's one of the rewards; else 1 for exactly the right number in the answer
-        tags, and 0 for anything else.
+        Uses `compute_score` if it's one of the rewards; else 1 for exactly the right number in the
+        answer tags, and 0 for anything else.
         """
         if self.by_world:
             return np.array([float(episode.right) for episode in completions])
@@ -122,10 +142,14 @@ class Grader:
     def right_lenient(self, completions, answer, data_source, extra_info, **columns) -> np.ndarray:
         """Whether each one's last number is right, or `score` if the gold isn't a number: bool [N]."""
         by_number = [not self.by_world and parse_number(str(gold)) is not None for gold in answer]
-        lenient = [grade_lenient(text, str(gold)) for text, gold in zip(completions, answer, strict=True)]
+        lenient = [
+            grade_lenient(text, str(gold)) for text, gold in zip(completions, answer, strict=True)
+        ]
         if all(by_number):  # nothing to grade a second time
             return np.array(lenient)
-        return np.where(by_number, lenient, self.score(completions, answer, data_source, extra_info) >= 1)
+        return np.where(
+            by_number, lenient, self.score(completions, answer, data_source, extra_info) >= 1
+        )
 
     def format_right(self, completion: str) -> bool:
         """Whether the completion has the format the prompt asks for, or the environment ended it."""
@@ -134,10 +158,12 @@ class Grader:
         return format_ok(completion, THINK_TAGS if self.think_tags else TAGS)
 
     def votes(self, completions: Sequence[str], data_source: str | None = None) -> list[str | None]:
-        """Each completion's answer, as the first completion with the same answer spelled it; None without.
+        """Each completion's answer, as the first completion with the same answer spelled it; None
+        without.
 
-        Two answers are the same if each would be right with the other as ground truth. If `compute_score`
-        grades, it compares by `data_source` (unknown ones and code: as a number or else as text).
+        Two answers are the same if each would be right with the other as ground truth. If
+        `compute_score` grades, it compares by `data_source` (unknown ones and code: as a number or
+        else as text).
         """
         by_task, tasks = "compute_score" in self.names, ("gsm8k",)
         if by_task:
@@ -146,16 +172,21 @@ class Grader:
         votes = []
         for answer in map(task_rewards.final_answer if by_task else extract_answer, completions):
             known = [*dict.fromkeys(filter(None, votes)), answer] if answer else []
-            same = (o for o in known if any(task_rewards.same_answer(task, answer, o) for task in tasks))
+            same = (
+                o for o in known if any(task_rewards.same_answer(task, answer, o) for task in tasks)
+            )
             votes.append(next(same, None))
         return votes
 
 
-def make_grader(rewards: str, reward_file: str, course: ModuleType, rows: Sequence[Mapping]) -> Grader:
-    """Finds the rewards of REWARDS and REWARD_FUNC, and checks that they can grade all questions of the run.
+def make_grader(
+    rewards: str, reward_file: str, course: ModuleType, rows: Sequence[Mapping]
+) -> Grader:
+    """Finds the rewards of REWARDS and REWARD_FUNC, and checks that they can grade all questions of
+    the run.
 
-    `course` is reward_func.py. If REWARDS is empty, its four grade GSM8K's columns, or `compute_score` if
-    there's a `reward_file` or the data names another task.
+    `course` is reward_func.py. If REWARDS is empty, its four grade GSM8K's columns, or
+    `compute_score` if there's a `reward_file` or the data names another task.
     """
     own = vars(load_file(find_path(reward_file).resolve())) if reward_file else {}
     own = {name: value for name, value in own.items() if name[0] != "_" and callable(value)}
@@ -175,7 +206,10 @@ def make_grader(rewards: str, reward_file: str, course: ModuleType, rows: Sequen
     by_number = course.check_answer in functions or course.check_numbers in functions
     for row in rows:
         place = f"{row['source']}, row {row['line']}"
-        if task_rewards.compute_score in functions and row["data_source"] not in task_rewards.GRADERS:
+        if (
+            task_rewards.compute_score in functions
+            and row["data_source"] not in task_rewards.GRADERS
+        ):
             raise UserError(f"{place}: {task_rewards.unknown_data_source(row['data_source'])}")
         if by_number and parse_number(row["answer"]) is None:
             raise UserError(
@@ -189,15 +223,19 @@ def make_grader(rewards: str, reward_file: str, course: ModuleType, rows: Sequen
 
 
 def call_user_code(what: str, function: Callable, *arguments, **named):
-    """Calls a function of the user's; an exception becomes a one-line UserError that begins with `what`.
+    """Calls a function of the user's; an exception becomes a one-line UserError that begins with
+    `what`.
 
-    It ends with where it was raised, or where the library that raised it was called: (my_reward.py, line 7).
+    It ends with where it was raised, or where the library that raised it was called: (my_reward.py,
+    line 7).
     """
     try:
         return function(*arguments, **named)
     except (Exception, SystemExit) as error:
         ours = (str(Path(__file__).parent), sys.prefix, sys.base_prefix, "<")
-        places = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
+        places = [
+            f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)
+        ]
         where = f" ({places[-1].filename}, line {places[-1].lineno})" if places else ""
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{what} {type(error).__name__}: {reason}; fix it{where}") from error
@@ -207,7 +245,9 @@ def load_file(path: Path, constant: str = "REWARD_FUNC") -> ModuleType:
     """Loads the user's file, which `constant` names, as a module; UserError if that fails."""
     spec = importlib.util.spec_from_file_location(f"own_{constant}", path)
     if spec is None or not path.is_file():
-        raise UserError(f"{constant}={path}: not a Python file; give the path of one that ends in .py")
+        raise UserError(
+            f"{constant}={path}: not a Python file; give the path of one that ends in .py"
+        )
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and pickle look a class's module up by name
     call_user_code(f"{constant}={path}:", spec.loader.exec_module, module)
@@ -232,14 +272,17 @@ def by_row(score: Callable[..., float], reward_file: str) -> Reward:
 
     def scores(prompts, completions, answer, data_source, extra_info, **kwargs) -> list[float]:
         columns = zip(data_source, completions, answer, extra_info, strict=True)
-        rows = [tuple(map(str, row)) for row in columns]  # str: the columns hold NumPy's own strings
+        # str: the columns hold NumPy's own strings
+        rows = [tuple(map(str, row)) for row in columns]
         if len(scored) > KEPT_SCORES:
             scored.clear()
         new = [row for row in dict.fromkeys(rows) if row not in scored]
         if score is task_rewards.compute_score:
             for grader, at_once, seconds in IN_TIME:
                 some = [row for row in new if task_rewards.GRADERS.get(row[0]) is grader]
-                scored.update(zip(some, code_grading.side_by_side(score_of, some, seconds, at_once)))
+                scored.update(
+                    zip(some, code_grading.side_by_side(score_of, some, seconds, at_once))
+                )
         scored.update((row, score_of(row)) for row in new if row not in scored)
         return [scored[row] for row in rows]
 

@@ -16,9 +16,11 @@ class Samples(NamedTuple):
 
     questions: dict[str, np.ndarray]  # columns, str [B, G]
     answers: Any  # `Answers` of model/llm.py: arrays [B, G, ...]
-    reward_parts: OrderedDict[str, np.ndarray]  # by reward function, float [B, G]; `jax.tree` sorts a dict
+    # by reward function, float [B, G]; `jax.tree` sorts a dict
+    reward_parts: OrderedDict[str, np.ndarray]
     rewards: np.ndarray  # their sum, float [B, G]
-    mask: np.ndarray  # the tokens to train, bool [B, G, T]: the model's own, not an environment's or padding
+    # the tokens to train, bool [B, G, T]: the model's own, not an environment's or padding
+    mask: np.ndarray
     sampled: Optional["Samples"] = None  # all sampled groups, if some were replaced; for the log
 
     def groups(self, chosen: np.ndarray) -> "Samples":
@@ -54,7 +56,8 @@ class Task(NamedTuple):
         """Grades the answers, summing over the rewards. Both arguments hold arrays [B * G, ...]."""
         ids = [row[:n] for row, n in zip(answers.completion_ids, answers.lengths, strict=True)]
         given = dict(completions=answers.texts.tolist(), completion_ids=ids, **questions)
-        parts = OrderedDict((f.__name__, np.array(f(**given))) for f in self.rewards)  # [B * G] each
+        # [B * G] each
+        parts = OrderedDict((f.__name__, np.array(f(**given))) for f in self.rewards)
         rewards = np.sum(list(parts.values()), axis=0)
         samples = Samples(questions, answers, parts, rewards, mask=answers.turn >= 0)
         return jax.tree.map(lambda x: x.reshape(-1, self.num_generations, *x.shape[1:]), samples)
@@ -67,9 +70,13 @@ class Task(NamedTuple):
 
 
 def make_task(c, rows: dict[str, list[dict[str, str]]], grader, sources: dict[str, str]) -> Task:
-    """The task of a run; `rows` are questions with their prompts, by split: train, test, validation."""
+    """The task of a run; `rows` are questions with their prompts, by split: train, test,
+    validation.
+    """
     batches, rewards = mixed_batches(rows["train"], c.SEED, c.BATCH_SIZE), list(grader.functions)
     if c.OVERLONG_BUFFER:
-        rewards.append(overlong_penalty(c.TOTAL_GENERATION_STEPS, c.OVERLONG_BUFFER, c.OVERLONG_PENALTY))
+        rewards.append(
+            overlong_penalty(c.TOTAL_GENERATION_STEPS, c.OVERLONG_BUFFER, c.OVERLONG_PENALTY)
+        )
     parts = (rows[split] for split in ("train", "test", "validation"))
     return Task(batches, *parts, grader, rewards, c.NUM_GENERATIONS, sources)

@@ -1,6 +1,7 @@
 r"""Rewards by task: `compute_score(data_source, solution_str, ground_truth, extra_info=None)`.
 
-Returns 1.0 for a right answer, else 0.0 (for code, the share of tests that pass, see code_grading.py):
+Returns 1.0 for a right answer, else 0.0 (for code, the share of tests that pass, see
+code_grading.py):
 
 | data_source              | what counts as right                                                         |
 |--------------------------|------------------------------------------------------------------------------|
@@ -11,8 +12,9 @@ Returns 1.0 for a right answer, else 0.0 (for code, the share of tests that pass
 |                          | case, punctuation, and a, an, the, unless nothing else is left               |
 | classification           | the label, without case and surrounding punctuation                          |
 
-It grades the last <answer>...</answer>, or else the last \boxed{...}, or else the text after the last "####".
-Without any of these it grades the whole text, which then has to be the answer and nothing else.
+It grades the last <answer>...</answer>, or else the last \boxed{...}, or else the text after the
+last "####". Without any of these it grades the whole text, which then has to be the answer and
+nothing else.
 """
 
 import contextlib
@@ -27,7 +29,7 @@ import unicodedata
 from task import code_grading
 from task.grading import MAX_EQUATION, MAX_LENGTH, arithmetic, extract_answer, parse_number
 
-# %% Finding the answer ----------------------------------------------------------------------------------
+# %% Finding the answer ----------------------------------------------------------------------------
 BOXED = r"\boxed{"
 _STOP_TOKENS = re.compile(r"(?:\s*+>\|\w++\|<)*+\s*+")  # matches reversed text
 
@@ -38,7 +40,9 @@ def without_stop_tokens(text: str) -> str:
 
 
 def marked_answer(text: str) -> str | None:
-    r"""The stripped answer in <answer>, else in \boxed{}, else after ####; None if `text` marks none."""
+    r"""The stripped answer in <answer>, else in \boxed{}, else after ####; None if `text` marks
+    none.
+    """
     answer = extract_answer(text)
     if answer is None and BOXED in text:
         answer = boxed(text)
@@ -54,7 +58,9 @@ def final_answer(text: str) -> str:
 
 
 def boxed(text: str) -> str:
-    r"""The content of the last \boxed{...}, inner braces matched; "" if it's never closed, but cut off."""
+    r"""The content of the last \boxed{...}, inner braces matched; "" if it's never closed, but cut
+    off.
+    """
     rest, depth = text.rpartition(BOXED)[2], 1
     for i, character in enumerate(rest):
         depth += (character == "{") - (character == "}")
@@ -63,7 +69,7 @@ def boxed(text: str) -> str:
     return ""
 
 
-# %% One grader per task ---------------------------------------------------------------------------------
+# %% One grader per task ---------------------------------------------------------------------------
 def number_score(solution_str: str, ground_truth: str) -> float:
     """1.0 if the answer is exactly the number `ground_truth`, else 0.0."""
     gold = parse_number(ground_truth)
@@ -78,11 +84,12 @@ _KEPT = re.compile(  # punctuation that changes the answer: -5, 3.5, 1/2, 10:30,
 
 
 def normalize_text(text: str) -> str:
-    """SQuAD's normalization (arXiv 1606.05250): lower case, no punctuation, no articles, single spaces.
+    """SQuAD's normalization (arXiv 1606.05250): lower case, no punctuation, no articles, single
+    spaces.
 
-    Unlike SQuAD, it keeps _KEPT, and answers that would become empty, such as "A" and "?". Text longer than
-    MAX_LENGTH isn't a short answer and becomes empty, because normalizing a long run of combining marks takes
-    quadratic time.
+    Unlike SQuAD, it keeps _KEPT, and answers that would become empty, such as "A" and "?". Text
+    longer than MAX_LENGTH isn't a short answer and becomes empty, because normalizing a long run of
+    combining marks takes quadratic time.
     """
     if len(text) > MAX_LENGTH:
         return ""
@@ -117,7 +124,8 @@ def aliases(ground_truth: str) -> list[str]:
 def label_score(solution_str: str, ground_truth: str) -> float:
     """1.0 if the answer is the label and nothing else; an answer that names two labels is wrong.
 
-    Ignores quotes, brackets, stars and full stops around it, but not signs such as in -1, C# and A+.
+    Ignores quotes, brackets, stars and full stops around it, but not signs such as in -1, C# and
+    A+.
     """
 
     def normal(label):
@@ -139,7 +147,8 @@ def read_math(text: str) -> list:
     r"""What math-verify parses from `text`, nothing after MATH_SECONDS; `\$` is money, not LaTeX."""
     import math_verify
 
-    logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it reports each answer that it cannot read
+    # it reports each answer that it cannot read
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     text = text.replace(r"\$", "")
     marked = any(mark in text for mark in ("$", r"\(", r"\[", r"\boxed"))
     return math_verify.parse(text if marked else f"${text}$", parsing_timeout=MATH_SECONDS)
@@ -155,7 +164,9 @@ def read_gold(text: str) -> list:
 
 
 def math_score(solution_str: str, ground_truth: str) -> float:
-    """1.0 if math-verify finds the marked answer equal to `ground_truth`; ValueError if it can't parse it."""
+    """1.0 if math-verify finds the marked answer equal to `ground_truth`; ValueError if it can't
+    parse it.
+    """
     import math_verify
 
     answer = marked_answer(solution_str)
@@ -171,14 +182,21 @@ def math_score(solution_str: str, ground_truth: str) -> float:
 
 
 GRADERS = {
-    "gsm8k": number_score, "math_reasoning": number_score, "math": math_score,
-    "code": code_grading.compute_score, "code_generation": code_grading.compute_score,
-    "qa": text_score, "trivia": text_score, "classification": label_score,
-}  # fmt: skip
+    "gsm8k": number_score,
+    "math_reasoning": number_score,
+    "math": math_score,
+    "code": code_grading.compute_score,
+    "code_generation": code_grading.compute_score,
+    "qa": text_score,
+    "trivia": text_score,
+    "classification": label_score,
+}
 NEEDED = {
-    number_score: "one number", math_score: "what math-verify can read, and finds equal to itself",
-    text_score: "a text, or a list of texts", label_score: "one label",
-}  # fmt: skip
+    number_score: "one number",
+    math_score: "what math-verify can read, and finds equal to itself",
+    text_score: "a text, or a list of texts",
+    label_score: "one label",
+}
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info=None) -> float:
@@ -189,7 +207,9 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_
     if data_source not in GRADERS:
         raise ValueError(unknown_data_source(data_source))
     grader = GRADERS[data_source]
-    return grader(solution_str, ground_truth, *[extra_info] * (grader is code_grading.compute_score))
+    return grader(
+        solution_str, ground_truth, *[extra_info] * (grader is code_grading.compute_score)
+    )
 
 
 def unknown_data_source(data_source: str) -> str:
@@ -208,7 +228,9 @@ def same_answer(data_source: str, answer: str, ground_truth: str) -> bool:
 
 
 def ground_truth_fault(data_source: str, ground_truth: str, extra_info: str = "") -> str | None:
-    """Why `ground_truth` as the answer isn't rewarded, or None; for code, why its tests grade nothing."""
+    """Why `ground_truth` as the answer isn't rewarded, or None; for code, why its tests grade
+    nothing.
+    """
     grader = GRADERS.get(data_source)
     if grader is code_grading.compute_score:
         try:

@@ -1,23 +1,24 @@
-"""Turns: the model acts, an environment answers, the model acts again; an episode is one row of tokens.
+"""Turns: the model acts, an environment answers, the model acts again; an episode is one row of
+tokens.
 
     prompt | down <end> | row 2 column 1 | right <end> | row 2 column 2 | ...
              model        environment      model         environment
 
-The environment's tokens go into the KV cache: the model reads them but isn't trained on them. A row has no
-padding between turns, so one pass gives the log-probs of all its tokens. Sampled tokens are never decoded and
-re-encoded, which could change them.
+The environment's tokens go into the KV cache: the model reads them but isn't trained on them. A row
+has no padding between turns, so one pass gives the log-probs of all its tokens. Sampled tokens are
+never decoded and re-encoded, which could change them.
 
-ENVIRONMENT names a Python file with a class `Environment`; each answer gets a new instance, created without
-arguments. It has Gymnasium's interface, in text:
+ENVIRONMENT names a Python file with a class `Environment`; each answer gets a new instance, created
+without arguments. It has Gymnasium's interface, in text:
 
     reset(question, rng) -> observation                          what follows the prompt (usually nothing)
     step(action) -> observation, reward, terminated, truncated
     STOP = ""                                                    where an action ends
 
-`rng` is a separate NumPy generator per answer, so a resumed run samples the same. If STOP is empty, an action
-ends with the end-of-sequence token, and the observation is the user's next message in the tokenizer's chat
-template. With a STOP such as "</calc>" an action also ends there, and the observation follows unchanged in
-the same message; the end-of-sequence token then ends the episode.
+`rng` is a separate NumPy generator per answer, so a resumed run samples the same. If STOP is empty,
+an action ends with the end-of-sequence token, and the observation is the user's next message in the
+tokenizer's chat template. With a STOP such as "</calc>" an action also ends there, and the
+observation follows unchanged in the same message; the end-of-sequence token then ends the episode.
 """
 
 import functools
@@ -56,13 +57,16 @@ class Episode(str):
         return self.terminated and self.rewards[-1] > 0
 
 
-# %% The environment ----------------------------------------------------------------------------------------
+# %% The environment -------------------------------------------------------------------------------
 @functools.cache
 def load(environment: str) -> type:
     """The class `Environment` of a file; UserError without one."""
     module = load_file(find_path(environment).resolve(), "ENVIRONMENT")
     kind = getattr(module, "Environment", None)
-    if not (isinstance(kind, type) and all(callable(getattr(kind, name, 0)) for name in ("reset", "step"))):
+    if not (
+        isinstance(kind, type)
+        and all(callable(getattr(kind, name, 0)) for name in ("reset", "step"))
+    ):
         raise UserError(
             f"ENVIRONMENT={environment}: has no class Environment with reset and step; write one "
             "(docs/turns.md has one of twenty lines)"
@@ -71,11 +75,15 @@ def load(environment: str) -> type:
 
 
 def ask_world(environment: str, call: str, method: Callable, *arguments):
-    """Calls an environment's `reset` or `step`, named `call`, and checks that it follows the interface."""
+    """Calls an environment's `reset` or `step`, named `call`, and checks that it follows the
+    interface.
+    """
     given = call_user_code(f"ENVIRONMENT={environment}: {call} raised", method, *arguments)
     given = (given, 0.0, False, False) if call == "reset" else given
     match given:
-        case str(), numbers.Real(), bool() | np.bool_(), bool() | np.bool_() if abs(given[1]) <= MAX_REWARD:
+        case str(), numbers.Real(), bool() | np.bool_(), bool() | np.bool_() if (
+            abs(given[1]) <= MAX_REWARD
+        ):
             return given
     wanted = f"observation, reward, terminated, truncated: a text, a number up to {MAX_REWARD:.0e}, two bools"
     wanted = "an observation, a text" if call == "reset" else wanted
@@ -84,7 +92,9 @@ def ask_world(environment: str, call: str, method: Callable, *arguments):
 
 def around_observation(tokenizer) -> tuple[str, str]:
     """What the chat template writes before and after an observation between two actions."""
-    messages = [dict(role=role, content=word) for role, word in zip(("user", "assistant", "user"), WORDS)]
+    messages = [
+        dict(role=role, content=word) for role, word in zip(("user", "assistant", "user"), WORDS)
+    ]
     text = chat(tokenizer, messages)
     if not all(word in text for word in WORDS):
         raise UserError(
@@ -96,19 +106,31 @@ def around_observation(tokenizer) -> tuple[str, str]:
     return before.removeprefix(end), after  # the model has already written the end token
 
 
-# %% Episodes -----------------------------------------------------------------------------------------------
+# %% Episodes --------------------------------------------------------------------------------------
 class Walker:
-    """An episode in progress: takes the token sampled for each column, returns the one the row gets.
+    """An episode in progress: takes the token sampled for each column, returns the one the row
+    gets.
 
-    `stop` is the Environment's, `around` comes from `around_observation` (None with a `stop`), `limit` is T.
+    `stop` is the Environment's, `around` comes from `around_observation` (None with a `stop`),
+    `limit` is T.
     """
 
-    def __init__(self, c, tokenizer, stop: str, around: tuple[str, str] | None, limit: int, question, rng):
-        self.c, self.tokenizer, self.stop, self.around, self.limit = c, tokenizer, stop, around, limit
+    def __init__(
+        self, c, tokenizer, stop: str, around: tuple[str, str] | None, limit: int, question, rng
+    ):
+        self.c, self.tokenizer, self.stop, self.around, self.limit = (
+            c,
+            tokenizer,
+            stop,
+            around,
+            limit,
+        )
         self.tokens, self.log_probs, self.turn, self.texts, self.rewards = [], [], [], [], []
         self.action, self.fed = [], deque()
         self.over = self.terminated = False
-        self.world = call_user_code(f"ENVIRONMENT={c.ENVIRONMENT}: Environment() raised", load(c.ENVIRONMENT))
+        self.world = call_user_code(
+            f"ENVIRONMENT={c.ENVIRONMENT}: Environment() raised", load(c.ENVIRONMENT)
+        )
         first, *_ = ask_world(c.ENVIRONMENT, "reset", self.world.reset, question, rng)
         if first:
             self.hear(first, first)
@@ -146,7 +168,11 @@ class Walker:
         self.over = self.terminated or truncated or len(self.rewards) == self.c.MAX_TURNS
         self.over |= bool(self.stop and ends)
         if not self.over:
-            text = observation if self.stop else as_letters(self.tokenizer, observation).join(self.around)
+            text = (
+                observation
+                if self.stop
+                else as_letters(self.tokenizer, observation).join(self.around)
+            )
             self.hear(observation, text)
 
     def hear(self, observation: str, text: str) -> None:
@@ -167,19 +193,27 @@ class Walker:
         """The finished episode."""
         if self.action:  # cut off in the middle of an action
             self.texts.append(self.tokenizer.decode(self.action, skip_special_tokens=True))
-        rewards = self.rewards + [0.0] * (len(self.rewards) == max(self.turn))  # of that action: none
-        to_go = [*itertools.accumulate(reversed(rewards), lambda later, now: now + self.c.GAMMA * later)]
+        # of that action: none
+        rewards = self.rewards + [0.0] * (len(self.rewards) == max(self.turn))
+        to_go = [
+            *itertools.accumulate(reversed(rewards), lambda later, now: now + self.c.GAMMA * later)
+        ]
         return Episode(
             ("" if self.stop else "\n").join(self.texts),
-            turn=self.turn, to_go=to_go[::-1], rewards=self.rewards, terminated=bool(self.terminated),
-        )  # fmt: skip
+            turn=self.turn,
+            to_go=to_go[::-1],
+            rewards=self.rewards,
+            terminated=bool(self.terminated),
+        )
 
 
-def walk(c, rollout, prompts: list[str], questions: Sequence[str], config: RolloutConfig) -> RolloutOutput:
+def walk(
+    c, rollout, prompts: list[str], questions: Sequence[str], config: RolloutConfig
+) -> RolloutOutput:
     """Runs an episode of ENVIRONMENT from each prompt; passes each question to its `reset`.
 
-    Takes a `MaxTextRollout` and returns the same as its `generate`, with the environment's tokens in `tokens`
-    (their `logprobs` are 0) and an `Episode` for each text.
+    Takes a `MaxTextRollout` and returns the same as its `generate`, with the environment's tokens
+    in `tokens` (their `logprobs` are 0) and an `Episode` for each text.
     """
     tokenizer, limit = rollout.tokenizer, config.max_tokens_to_generate
     stop = getattr(load(c.ENVIRONMENT), "STOP", "")
@@ -188,7 +222,9 @@ def walk(c, rollout, prompts: list[str], questions: Sequence[str], config: Rollo
     for start in range(0, len(prompts), rollout.rows):
         part = slice(start, start + rollout.rows)
         drawn_by = jax.random.fold_in(config.seed, start)
-        seeds = np.random.SeedSequence(jax.random.key_data(drawn_by).tolist()).spawn(len(prompts[part]))
+        seeds = np.random.SeedSequence(jax.random.key_data(drawn_by).tolist()).spawn(
+            len(prompts[part])
+        )
         asked = zip(questions[part], map(np.random.default_rng, seeds), strict=True)
         rows = [Walker(c, tokenizer, stop, around, limit, *given) for given in asked]
         columns = rollout.token_by_token(prompts[part], config, drawn_by)
@@ -207,6 +243,10 @@ def walk(c, rollout, prompts: list[str], questions: Sequence[str], config: Rollo
 
 
 def ended(output: RolloutOutput, eos_ids: Sequence[int]) -> np.ndarray:
-    """Whether the environment ended an episode, or an answer has an end-of-sequence token: bool [N]."""
+    """Whether the environment ended an episode, or an answer has an end-of-sequence token: bool
+    [N].
+    """
     pairs = zip(output.text, output.tokens, strict=True)
-    return np.array([getattr(text, "terminated", np.isin(eos_ids, tokens).any()) for text, tokens in pairs])
+    return np.array(
+        [getattr(text, "terminated", np.isin(eos_ids, tokens).any()) for text, tokens in pairs]
+    )

@@ -19,14 +19,18 @@ from task import code_grading
 @dataclass(frozen=True, kw_only=True)
 class Constants:
     ANSWER: str = ""  # file with a program, or with a completion that contains one; "" = none
-    TESTS: str = ""  # file with assert statements, or with JSON pairs of input and output; "" = none
+    TESTS: str = (
+        ""  # file with assert statements, or with JSON pairs of input and output; "" = none
+    )
 
 
 def main(arguments: list[str]) -> None:
     """Prints the protection of this machine and, with ANSWER and TESTS, the score and what failed."""
     c = settings.read(Constants, arguments)
     if bool(c.ANSWER) != bool(c.TESTS):
-        raise settings.UserError(f"ANSWER={c.ANSWER} TESTS={c.TESTS}: give both files to score, or neither")
+        raise settings.UserError(
+            f"ANSWER={c.ANSWER} TESTS={c.TESTS}: give both files to score, or neither"
+        )
     try:
         print(f"protection: {box.SENTENCES[box.protection()]}")
         files = [Path(path).read_text(encoding="utf-8") for path in (c.ANSWER, c.TESTS) if path]

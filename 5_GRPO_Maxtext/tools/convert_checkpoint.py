@@ -1,12 +1,15 @@
-"""Converts a Llama: Hugging Face to MaxText's scanned layout, and what was trained, or GGUF, to Hugging Face.
+"""Converts a Llama: Hugging Face to MaxText's scanned layout, and what was trained, or GGUF, to
+Hugging Face.
 
-What SOURCE is decides the direction. A Hugging Face name or folder becomes an Orbax checkpoint that MaxText's
-own programs load (`load_parameters_path=TARGET/0/items`). An Orbax checkpoint, MaxText's or a run's, becomes
-a folder that transformers and vLLM load, and so does a GGUF file, llama.cpp's format.
+What SOURCE is decides the direction. A Hugging Face name or folder becomes an Orbax checkpoint that
+MaxText's own programs load (`load_parameters_path=TARGET/0/items`). An Orbax checkpoint, MaxText's
+or a run's, becomes a folder that transformers and vLLM load, and so does a GGUF file, llama.cpp's
+format.
 
     hf[q, k, v, o, gate, up, down]  [out, in], one tensor per layer
         <->  MaxText  [in, layer, ...], all layers in one array (SCAN_LAYERS=True);
-             q and k: rotary pairs interleaved; q: divided by sqrt(head_dim), which Llama does while attending
+             q and k: rotary pairs interleaved; q: divided by sqrt(head_dim), which Llama does while
+             attending
 
     C="python 5_GRPO_Maxtext/tool.py convert_checkpoint"
     $C SOURCE=tiny_llama TARGET=runs/tiny_maxtext
@@ -14,10 +17,12 @@ a folder that transformers and vLLM load, and so does a GGUF file, llama.cpp's f
     $C SOURCE=runs/mine TARGET=runs/mine_hf        # RUN_DIR=runs/mine, its last step; runs/mine/50 is step 50
     $C SOURCE=SmolLM2-135M-Instruct.Q4_1.gguf TARGET=runs/smollm2
 
-LoRA's A and B are merged into the weights of the run's MODEL. A run's weights come with a model card.
+LoRA's A and B are merged into the weights of the run's MODEL. A run's weights come with a model
+card.
 
-The weights are read as the main script reads them, with MaxText's own name map and layout hooks. MaxText's
-two converters (0.2.5) know only the sizes of its model table, and round query weights to bfloat16.
+The weights are read as the main script reads them, with MaxText's own name map and layout hooks.
+MaxText's two converters (0.2.5) know only the sizes of its model table, and round query weights to
+bfloat16.
 """
 
 import itertools
@@ -33,19 +38,28 @@ from typing import Literal
 import settings
 from settings import UserError
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")  # use host memory even on a TPU VM; we compute nothing here
+# use host memory even on a TPU VM; we compute nothing here
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
-# %% Constants ----------------------------------------------------------------------------------------------
+# %% Constants -------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
 class Constants:
     """Edit a value here, or give it for one run as NAME=value."""
 
-    SOURCE: str = ""  # Hugging Face name or folder; .gguf file; Orbax checkpoint: a RUN_DIR, or MaxText's
+    SOURCE: str = (
+        ""  # Hugging Face name or folder; .gguf file; Orbax checkpoint: a RUN_DIR, or MaxText's
+    )
     TARGET: str = ""  # the folder to make; it must not exist yet
-    MODEL: str = ""  # for an Orbax SOURCE: where config.json and tokenizer come from (empty = the run's)
-    WEIGHT_DTYPE: Literal["", "float32", "bfloat16", "float16"] = ""  # (empty = MODEL's; for MaxText float32)
-    SCAN_LAYERS: bool = True  # layout of the MaxText checkpoint to write; one that is read shows its own
+    MODEL: str = (
+        ""  # for an Orbax SOURCE: where config.json and tokenizer come from (empty = the run's)
+    )
+    WEIGHT_DTYPE: Literal["", "float32", "bfloat16", "float16"] = (
+        ""  # (empty = MODEL's; for MaxText float32)
+    )
+    SCAN_LAYERS: bool = (
+        True  # layout of the MaxText checkpoint to write; one that is read shows its own
+    )
 
 
 def refuse(c: Constants) -> None:
@@ -57,7 +71,7 @@ def refuse(c: Constants) -> None:
         raise UserError(f"TARGET={c.TARGET}: exists already; choose another name, or remove it")
 
 
-# %% Imports ------------------------------------------------------------------------------------------------
+# %% Imports ---------------------------------------------------------------------------------------
 if __name__ == "__main__":  # refuses a wrong constant now, before seconds of imports
     settings.refuse_early(Constants, refuse)
 
@@ -87,9 +101,13 @@ def to_config(hf, dtype: str, scan_layers: bool = False):
 
 
 def check_disk(c: Constants, hf, config) -> dict[str, int]:
-    """Bytes of each weight by Hugging Face name; raises UserError if the disk under TARGET is too small."""
+    """Bytes of each weight by Hugging Face name; raises UserError if the disk under TARGET is too
+    small.
+    """
     itemsize = jnp.dtype(config.weight_dtype).itemsize
-    sizes = {name: math.prod(shape) * itemsize for name, shape in llama.hf_shapes(hf, config).items()}
+    sizes = {
+        name: math.prod(shape) * itemsize for name, shape in llama.hf_shapes(hf, config).items()
+    }
     remedy = "free some space, choose another disk, or write WEIGHT_DTYPE=bfloat16"
     refuse_full_disk(Path(c.TARGET), sum(sizes.values()), f"TARGET={c.TARGET}", remedy)
     return sizes
@@ -115,22 +133,29 @@ def write_safetensors(c: Constants, hf, config, weights: Iterator, target: Path)
     `weights` yields names and arrays in the order of `llama.hf_shapes`.
     """
     plan = huggingface_hub.split_state_dict_into_shards_factory(
-        check_disk(c, hf, config), get_storage_size=int, max_shard_size=SHARD,
+        check_disk(c, hf, config),
+        get_storage_size=int,
+        max_shard_size=SHARD,
         filename_pattern="model{suffix}.safetensors",
-    )  # fmt: skip
+    )
     dtype = jnp.dtype(config.weight_dtype)
     for file, names in plan.filename_to_tensors.items():  # a file needs the next few tensors
         # safetensors asks for contiguous arrays; the layout hooks end in transposed views
-        shard = {name: np.ascontiguousarray(x, dtype) for name, x in itertools.islice(weights, len(names))}
+        shard = {
+            name: np.ascontiguousarray(x, dtype)
+            for name, x in itertools.islice(weights, len(names))
+        }
         safetensors.numpy.save_file(shard, target / file, metadata={"format": "pt"})
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
         (target / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
-# %% Three conversions; each returns how its result is used -------------------------------------------------
+# %% Three conversions; each returns how its result is used ----------------------------------------
 def to_maxtext(c: Constants, target: Path) -> str:
-    """Hugging Face -> `target`/0/items: {"params": {"params": weights}}, as MaxText saves parameters."""
+    """Hugging Face -> `target`/0/items: {"params": {"params": weights}}, as MaxText saves
+    parameters.
+    """
     try:
         folder, hf = llama.fetch_model(c.SOURCE)
         config = to_config(hf, c.WEIGHT_DTYPE or "float32", c.SCAN_LAYERS)
@@ -142,9 +167,12 @@ def to_maxtext(c: Constants, target: Path) -> str:
     params = jax.tree.unflatten(tree, [weights[name] for name in places])
     chunks = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK), params)
     args = ocp.args.Composite(items=ocp.args.PyTreeSave({"params": params}, {"params": chunks}))
-    as_it_is = np.ndarray, ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)  # no second model
+    # no second model
+    as_it_is = np.ndarray, ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)
     types = ocp.type_handlers.create_type_handler_registry(as_it_is)
-    handler = ocp.CompositeCheckpointHandler(items=ocp.PyTreeCheckpointHandler(type_handler_registry=types))
+    handler = ocp.CompositeCheckpointHandler(
+        items=ocp.PyTreeCheckpointHandler(type_handler_registry=types)
+    )
     with ocp.Checkpointer(handler) as orbax:  # MaxText checks scan_layers
         orbax.save(target / "0", args=args, custom_metadata={"scan_layers": c.SCAN_LAYERS})
     path = Path(c.TARGET).resolve() / "0" / "items"
@@ -165,8 +193,12 @@ def gguf_to_huggingface(c: Constants, source: Path, target: Path) -> str:
     return f"MODEL={c.TARGET}"
 
 
-def to_huggingface(c: Constants, saved: Path, checkpoint: run_files.Checkpoint | None, target: Path) -> str:
-    """Orbax -> a Hugging Face folder: weights, config, tokenizer; with a model card if it's a run's."""
+def to_huggingface(
+    c: Constants, saved: Path, checkpoint: run_files.Checkpoint | None, target: Path
+) -> str:
+    """Orbax -> a Hugging Face folder: weights, config, tokenizer; with a model card if it's a
+    run's.
+    """
     if checkpoint:
         trained.warn_if_model_changed(c.MODEL or checkpoint.constants["MODEL"], checkpoint)
     stored = from_orbax(saved)
@@ -186,7 +218,11 @@ def to_huggingface(c: Constants, saved: Path, checkpoint: run_files.Checkpoint |
         parts = [f"{name}_lora_a", f"{name}_lora_b"] if adapted else [name]
         held = [np.shape(stored.get(part, 0)) for part in parts]
         # A [in, (layer,) r], B [r, (layer,) out]
-        if not (math.prod(held[0][:-1]) * held[1][-1] == math.prod(shape) if adapted else held == [shape]):
+        if not (
+            math.prod(held[0][:-1]) * held[1][-1] == math.prod(shape)
+            if adapted
+            else held == [shape]
+        ):
             raise UserError(
                 f"MODEL={folder}: its weight {name} is {shape}, SOURCE={c.SOURCE} holds "
                 f"{' and '.join(map(str, held))}; give the MODEL that was trained"
@@ -198,21 +234,26 @@ def to_huggingface(c: Constants, saved: Path, checkpoint: run_files.Checkpoint |
         scale = checkpoint.constants["LORA_ALPHA"] / checkpoint.constants["LORA_RANK"]
         for name in adapted:
             a, b = (stored[f"{name}_lora_{letter}"].astype(np.float32) for letter in "ab")
-            weights[name] = weights[name] + np.asarray(lora.product(a, b, weights[name].shape, scale))
+            weights[name] = weights[name] + np.asarray(
+                lora.product(a, b, weights[name].shape, scale)
+            )
     write_safetensors(c, hf, config, llama.hf_weights(hf, config, weights.pop), target)
-    for path in folder.iterdir():  # tokenizer, chat template, generation config, licence: as they are
+    # tokenizer, chat template, generation config, licence: as they are
+    for path in folder.iterdir():
         kept = path.suffix in (".json", ".jinja", ".model") or path.name.startswith("LICENSE")
         if kept and "safetensors" not in path.name:
             shutil.copyfile(path, target / path.name)
     written = json.loads((folder / "config.json").read_text())
-    written["torch_dtype" if "torch_dtype" in written else "dtype"] = str(jnp.dtype(config.weight_dtype))
+    written["torch_dtype" if "torch_dtype" in written else "dtype"] = str(
+        jnp.dtype(config.weight_dtype)
+    )
     (target / "config.json").write_text(json.dumps(written, indent=2) + "\n")
     if checkpoint:
         model_card.model_card(checkpoint, model, folder).save(target / "README.md")
     return f"transformers.AutoModelForCausalLM.from_pretrained({c.TARGET!r})"
 
 
-# %% Main ---------------------------------------------------------------------------------------------------
+# %% Main ------------------------------------------------------------------------------------------
 def find_weights(source: Path) -> tuple[Path | None, run_files.Checkpoint | None]:
     """The newest Orbax weights under `source`, if any, and the run's checkpoint they belong to."""
     if checkpoint := run_files.checkpoint_at(source, "SOURCE"):
@@ -226,7 +267,9 @@ def find_weights(source: Path) -> tuple[Path | None, run_files.Checkpoint | None
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Converts; see the module's docstring. TARGET is written under another name, and whole or not at all."""
+    """Converts; see the module's docstring. TARGET is written under another name, and whole or not
+    at all.
+    """
     c = settings.read(Constants, arguments)
     refuse(c)
     versions.prepare_libraries()

@@ -1,9 +1,10 @@
-"""Reads a Llama from a GGUF file, llama.cpp's format, as Hugging Face has it: config, tokenizer, weights.
+"""Reads a Llama from a GGUF file, llama.cpp's format, as Hugging Face has it: config, tokenizer,
+weights.
 
-Three things differ. The weights have other names; the package gguf knows both. The weights are quantized in
-blocks; we convert them to float32, which doesn't restore the lost precision. And the rows of q and k are in
-another order: llama.cpp rotates neighbors, (0, 1), (2, 3) ..., Hugging Face rotates rows half a head apart,
-(0, d/2), (1, d/2 + 1) ...
+Three things differ. The weights have other names; the package gguf knows both. The weights are
+quantized in blocks; we convert them to float32, which doesn't restore the lost precision. And the
+rows of q and k are in another order: llama.cpp rotates neighbors, (0, 1), (2, 3) ..., Hugging Face
+rotates rows half a head apart, (0, d/2), (1, d/2 + 1) ...
 """
 
 from collections.abc import Iterator
@@ -19,10 +20,13 @@ from model.versions import first_line
 from settings import UserError
 
 SIZES = {  # of config.json, and their fields in GGUF's header
-    "hidden_size": "embedding_length", "intermediate_size": "feed_forward_length",
-    "num_hidden_layers": "block_count", "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv", "max_position_embeddings": "context_length",
-}  # fmt: skip
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "max_position_embeddings": "context_length",
+}
 
 
 class GGUFLlama:
@@ -37,10 +41,14 @@ class GGUFLlama:
             self.tokenizer = self.make_tokenizer()
             self.config = self.make_config()
         except FileNotFoundError:
-            raise UserError(f"SOURCE={path}: there is no such file; give a GGUF file or a folder") from None
+            raise UserError(
+                f"SOURCE={path}: there is no such file; give a GGUF file or a folder"
+            ) from None
         except UserError:
             raise
-        except Exception as error:  # the reader runs past the end of the file; fields are missing or odd
+        except (
+            Exception
+        ) as error:  # the reader runs past the end of the file; fields are missing or odd
             fault = f"not a whole GGUF file ({first_line(error)})"
             raise UserError(f"SOURCE={path}: {fault}; fetch it again") from None
 
@@ -51,9 +59,14 @@ class GGUFLlama:
         fault = ""
         if (architecture := self.field("general.architecture")) != "llama":
             fault = f"architecture {architecture!r} is not supported; llama is"
-        elif "rope_freqs.weight" in self.tensors or self.field("llama.rope.scaling.type", "none") != "none":
+        elif (
+            "rope_freqs.weight" in self.tensors
+            or self.field("llama.rope.scaling.type", "none") != "none"
+        ):
             fault = "its rope scaling is not supported; take the Hugging Face model"
-        elif kind != "gpt2 smollm":  # the second says how a text is cut before byte pairs are merged
+        elif (
+            kind != "gpt2 smollm"
+        ):  # the second says how a text is cut before byte pairs are merged
             fault = f"tokenizer {kind} is not supported; gpt2 with smollm is"
         elif (blocks := self.field("llama.block_count")) != layers:
             fault = f"has {layers} layers, its header says {blocks}; fetch it again"
@@ -66,9 +79,14 @@ class GGUFLlama:
         return default if field is None else field.contents()
 
     def weights(self, shapes: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, np.ndarray]]:
-        """Name and float32 weight [out, in] (norms [width]), one at a time, for the names in `shapes`."""
+        """Name and float32 weight [out, in] (norms [width]), one at a time, for the names in
+        `shapes`.
+        """
         names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, self.config.num_hidden_layers)
-        heads = {"q_proj": self.config.num_attention_heads, "k_proj": self.config.num_key_value_heads}
+        heads = {
+            "q_proj": self.config.num_attention_heads,
+            "k_proj": self.config.num_key_value_heads,
+        }
         for name, shape in shapes.items():
             own = names.get_name(name, try_suffixes=(".weight",))
             if (tensor := self.tensors.get(own)) is None:
@@ -78,7 +96,8 @@ class GGUFLlama:
                 fault = f"{own} is {held}, its header says {shape}"
                 raise UserError(f"SOURCE={self.path}: {fault}; fetch another file")
             weight = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-            if (kind := name.split(".")[-2]) in heads:  # pairs of rows [heads, d/2, 2, in] into halves
+            # pairs of rows [heads, d/2, 2, in] into halves
+            if (kind := name.split(".")[-2]) in heads:
                 weight = weight.reshape(heads[kind], -1, 2, shape[1]).swapaxes(1, 2)
             yield name, weight.reshape(shape)
 
@@ -88,28 +107,39 @@ class GGUFLlama:
         width = sizes["hidden_size"] // sizes["num_attention_heads"]
         rope = {"rope_type": "default", "rope_theta": float(self.field("llama.rope.freq_base"))}
         return transformers.LlamaConfig(
-            **sizes, vocab_size=int(self.tensors["token_embd.weight"].shape[-1]), rope_parameters=rope,
-            head_dim=self.field("llama.attention.key_length", width), architectures=["LlamaForCausalLM"],
+            **sizes,
+            vocab_size=int(self.tensors["token_embd.weight"].shape[-1]),
+            rope_parameters=rope,
+            head_dim=self.field("llama.attention.key_length", width),
+            architectures=["LlamaForCausalLM"],
             rms_norm_eps=float(self.field("llama.attention.layer_norm_rms_epsilon")),
             tie_word_embeddings="output.weight" not in self.tensors,
-            bos_token_id=self.tokenizer.bos_token_id, eos_token_id=self.tokenizer.eos_token_id,
+            bos_token_id=self.tokenizer.bos_token_id,
+            eos_token_id=self.tokenizer.eos_token_id,
             pad_token_id=self.tokenizer.pad_token_id,
-        )  # fmt: skip
+        )
 
     def make_tokenizer(self) -> transformers.PreTrainedTokenizerFast:
         """Its byte-level BPE tokenizer with the chat template.
 
-        The padding token is the file's own, unless that's the end-of-sequence token, which training must not
-        mask. Then it's the unknown token, which a byte-level tokenizer never needs.
+        The padding token is the file's own, unless that's the end-of-sequence token, which training
+        must not mask. Then it's the unknown token, which a byte-level tokenizer never needs.
         """
         tokens, kinds = self.field("tokenizer.ggml.tokens"), self.field("tokenizer.ggml.token_type")
         merges = [tuple(merge.split(" ")) for merge in self.field("tokenizer.ggml.merges")]
-        tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+        tokenizer = Tokenizer(
+            models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges)
+        )
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # as smollm does
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False),
+            ]
         )
         tokenizer.decoder = decoders.ByteLevel()
-        special = [t for t, kind in zip(tokens, kinds, strict=True) if kind == gguf.TokenType.CONTROL]
+        special = [
+            t for t, kind in zip(tokens, kinds, strict=True) if kind == gguf.TokenType.CONTROL
+        ]
         tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
         roles = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
         ids = {role: self.field(f"tokenizer.ggml.{name}_token_id") for role, name in roles.items()}

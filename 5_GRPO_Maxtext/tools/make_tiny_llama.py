@@ -1,20 +1,22 @@
 """Makes `tiny_llama/` and `tiny_gsm8k/`: a base model that *can* do the task but often doesn't.
 
-Reinforcement learning can only reinforce what a model already does now and then. So we train this model, by
-plain next-token prediction, on demonstrations that are imperfect in two systematic ways:
+Reinforcement learning can only reinforce what a model already does now and then. So we train this
+model, by plain next-token prediction, on demonstrations that are imperfect in two systematic ways:
 
     reading    most demonstrations of some kinds of problem misread the operation (subtract -> add ...)
     format     many forget a tag, with some objects more often than not
 
-So its most likely answer is wrong or badly formatted about half the time, but sampling can still find a right
-one. With clean demonstrations all answers to a question would agree, and GRPO would have no signal.
+So its most likely answer is wrong or badly formatted about half the time, but sampling can still
+find a right one. With clean demonstrations all answers to a question would agree, and GRPO would
+have no signal.
 
     python 5_GRPO_Maxtext/tool.py make_tiny_llama     # rewrites both folders and tiny.sha256, bit for bit
     python 5_GRPO_Maxtext/tool.py make_tiny_llama FOLDER=runs/other SEED=1    # another, elsewhere
     python 5_GRPO_Maxtext/tool.py make_tiny_llama TASK=grid                   # tiny_grid/, tiny_grid.sha256
 
-Takes about 6 minutes on 2 cores. TASK=grid makes a smaller model for examples/grid in one minute. It has seen
-random walks that know the four moves but not the goal, tend to repeat a move, and sometimes write "wait".
+Takes about 6 minutes on 2 cores. TASK=grid makes a smaller model for examples/grid in one minute.
+It has seen random walks that know the four moves but not the goal, tend to repeat a move, and
+sometimes write "wait".
 """
 
 import hashlib
@@ -32,7 +34,7 @@ import settings
 from settings import HERE, Seed, find_path
 
 
-# %% Constants ----------------------------------------------------------------------------------------------
+# %% Constants -------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
 class Constants:
     """What ships is what the defaults make: give another SEED together with another FOLDER."""
@@ -42,9 +44,11 @@ class Constants:
     SEED: Seed = 0  # of the questions, the demonstrations and the first weights
 
 
-# Questions by split, in sampling order; no demonstration uses the test's. `make_problem` has about 59,000.
+# Questions by split, in sampling order; no demonstration uses the test's. `make_problem` has about
+# 59,000.
 QUESTIONS = {"test": 512, "train": 4_000, "validation": 128}
-HEADS, KV_HEADS = 4, 2  # query heads of hidden / HEADS dimensions; key/value heads, each shared by two
+# query heads of hidden / HEADS dimensions; key/value heads, each shared by two
+HEADS, KV_HEADS = 4, 2
 TRAINING_BATCH = 64  # new demonstrations per step
 
 
@@ -62,11 +66,12 @@ class Recipe(NamedTuple):
 
 RECIPES = {
     "gsm8k": Recipe(96, 3, 256, 2_500, 3e-3, 100, 52),
-    "grid": Recipe(64, 2, 128, 120, 2e-3, 20, 78),  # 78: the longest prompt, twelve turns of six tokens
+    # 78: the longest prompt, twelve turns of six tokens
+    "grid": Recipe(64, 2, 128, 120, 2e-3, 20, 78),
 }
 
 
-# %% Imports ------------------------------------------------------------------------------------------------
+# %% Imports ---------------------------------------------------------------------------------------
 if __name__ == "__main__":  # refuses a wrong constant now, before seconds of imports
     settings.refuse_early(Constants)
 
@@ -86,7 +91,9 @@ from run import memory
 from task.run_grader import load_file
 
 # Names, objects and the six kinds of problem; its larger numbers are not used here.
-PROBLEMS = tomllib.loads((HERE / "examples/problems.toml").read_text(encoding="utf-8"))["larger_numbers"]
+PROBLEMS = tomllib.loads((HERE / "examples/problems.toml").read_text(encoding="utf-8"))[
+    "larger_numbers"
+]
 # Share of the demonstrations that forget a tag, and which tag, by the object of the problem.
 FORGETS = dict.fromkeys(("apples", "pencils"), (0.40, "</reasoning>"))
 FORGETS |= dict.fromkeys(("marbles", "books"), (0.40, "<answer>"))
@@ -105,14 +112,18 @@ CHAT_TEMPLATE = (
 WORD = r" ?[A-Za-z]+|\d|[^\sA-Za-z\d]|\s"  # a word with the space before it, one digit, one sign
 
 
-# %% Problems and demonstrations ----------------------------------------------------------------------------
+# %% Problems and demonstrations -------------------------------------------------------------------
 def make_problem(rng: random.Random) -> tuple[str, list[tuple[str, int]], int, str]:
-    """A question; its steps (operator, operand), the first without operator; its kind, 0 to 5; its object."""
+    """A question; its steps (operator, operand), the first without operator; its kind, 0 to 5; its
+    object.
+    """
     name, things = rng.choice(PROBLEMS["names"]), rng.choice(PROBLEMS["things"])
     a, b, c = rng.randint(2, 12), rng.randint(2, 9), rng.randint(2, 5)
     kind = rng.randrange(6)
     question, working, _ = PROBLEMS["problems"][kind]
-    words = dict(name=name, things=things, a=a, b=b, c=c, s=a + b, m=c * b, a_c=a + c, m_a=c * b + a, t=3 * a)
+    words = dict(
+        name=name, things=things, a=a, b=b, c=c, s=a + b, m=c * b, a_c=a + c, m_a=c * b + a, t=3 * a
+    )
     work = re.findall(r"(\d+)([-+*])(\d+)=", working.format(**words))
     steps = [("", int(work[0][0])), *((operator, int(operand)) for _, operator, operand in work)]
     return question.format(**words), steps, kind, things
@@ -129,7 +140,9 @@ def work_out(steps: list[tuple[str, int]]) -> tuple[str, int]:
 
 
 def solve(test: set[str], rng: random.Random) -> list[tuple[str, bool]]:
-    """A question not in `test` and one imperfect demonstration: texts, and whether to train on them."""
+    """A question not in `test` and one imperfect demonstration: texts, and whether to train on
+    them.
+    """
     question = None
     while question is None or question in test:
         question, steps, kind, thing = make_problem(rng)
@@ -154,7 +167,7 @@ def make_dataset(rng: random.Random) -> dict[str, list[dict[str, str]]]:
     return {split: list(itertools.islice(drawn, size)) for split, size in QUESTIONS.items()}
 
 
-# %% Walks on the grid --------------------------------------------------------------------------------------
+# %% Walks on the grid -----------------------------------------------------------------------------
 GRID_WORD = r" ?[a-z]+| ?\d"
 WORLDS = ("", "slippery", "walls")
 WAITS, GOES_ON = 0.1, 0.3  # share of the moves that are none; that repeat the one before
@@ -179,7 +192,7 @@ def wander(rng: random.Random) -> list[tuple[str, bool]]:
     return walk
 
 
-# %% Tokenizer: words, single digits, signs -----------------------------------------------------------------
+# %% Tokenizer: words, single digits, signs --------------------------------------------------------
 def make_tokenizer(c: Constants) -> transformers.PreTrainedTokenizerFast:
     """A word-level tokenizer whose decoding gives back the text (unknown words excepted)."""
     words, word, tags, template = set("0123456789+-*=,.? "), WORD, TAGS, CHAT_TEMPLATE
@@ -192,20 +205,29 @@ def make_tokenizer(c: Constants) -> transformers.PreTrainedTokenizerFast:
         for _ in range(5_000):  # far more than it needs to see every word
             words.update(re.findall(WORD, make_problem(rng)[0]))
     vocabulary = [PAD, BOS, EOS, UNKNOWN, ASSISTANT, *tags, *sorted(words)]
-    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(vocabulary)}, unk_token=UNKNOWN))
+    tokenizer = Tokenizer(
+        models.WordLevel({w: i for i, w in enumerate(vocabulary)}, unk_token=UNKNOWN)
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(word), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     # The tags are whole tokens but not "special": decoding must show them to the reward functions.
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags])
     tokenizer.add_special_tokens([PAD, BOS, EOS, UNKNOWN, ASSISTANT])
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, chat_template=template, clean_up_tokenization_spaces=False,
-        pad_token=PAD, bos_token=BOS, eos_token=EOS, unk_token=UNKNOWN,
-    )  # fmt: skip
+        tokenizer_object=tokenizer,
+        chat_template=template,
+        clean_up_tokenization_spaces=False,
+        pad_token=PAD,
+        bos_token=BOS,
+        eos_token=EOS,
+        unk_token=UNKNOWN,
+    )
 
 
-# %% Training by next-token prediction ----------------------------------------------------------------------
-def make_batch(c: Constants, tokenizer, test: set[str], rng: random.Random) -> tuple[np.ndarray, np.ndarray]:
+# %% Training by next-token prediction -------------------------------------------------------------
+def make_batch(
+    c: Constants, tokenizer, test: set[str], rng: random.Random
+) -> tuple[np.ndarray, np.ndarray]:
     """Token ids of demonstrations, int32 [B, L], and the loss mask, float32 [B, L]."""
     ids = np.full((TRAINING_BATCH, RECIPES[c.TASK].max_tokens), tokenizer.pad_token_id, np.int32)
     learned = np.zeros(ids.shape, np.float32)
@@ -221,7 +243,9 @@ def make_batch(c: Constants, tokenizer, test: set[str], rng: random.Random) -> t
 def train(c: Constants, adapter, mesh, tokenizer, test: set[str], rng: random.Random) -> None:
     """Trains in place with AdamW, warm-up and cosine decay."""
     recipe = RECIPES[c.TASK]
-    schedule = optax.warmup_cosine_decay_schedule(0, recipe.learning_rate, recipe.warmup_steps, recipe.steps)
+    schedule = optax.warmup_cosine_decay_schedule(
+        0, recipe.learning_rate, recipe.warmup_steps, recipe.steps
+    )
     transform = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule))
     optimizer = nnx.Optimizer(adapter, transform, wrt=nnx.Param)
 
@@ -245,16 +269,20 @@ def train(c: Constants, adapter, mesh, tokenizer, test: set[str], rng: random.Ra
                 progress.set_postfix(loss=f"{float(loss):.4f}")
 
 
-# %% Main ---------------------------------------------------------------------------------------------------
+# %% Main ------------------------------------------------------------------------------------------
 def main(arguments: Sequence[str]) -> None:
-    """Writes tiny_gsm8k/, tiny_llama/ and tiny.sha256; with TASK=grid tiny_grid/ and tiny_grid.sha256."""
+    """Writes tiny_gsm8k/, tiny_llama/ and tiny.sha256; with TASK=grid tiny_grid/ and
+    tiny_grid.sha256.
+    """
     c = settings.read(Constants, arguments)
     versions.prepare_libraries()
     folder, recipe = Path(c.FOLDER) if c.FOLDER else HERE, RECIPES[c.TASK]
     grid = c.TASK == "grid"
-    folders, checksums = (("tiny_grid",), "tiny_grid.sha256") if grid else (
-        ("tiny_llama", "tiny_gsm8k"), "tiny.sha256"
-    )  # fmt: skip
+    folders, checksums = (
+        (("tiny_grid",), "tiny_grid.sha256")
+        if grid
+        else (("tiny_llama", "tiny_gsm8k"), "tiny.sha256")
+    )
     model = folder / folders[0]
     dataset = {} if grid else make_dataset(random.Random(c.SEED))
     for split, rows in dataset.items():
@@ -263,19 +291,34 @@ def main(arguments: Sequence[str]) -> None:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     tokenizer = make_tokenizer(c)
-    hf = transformers.LlamaConfig(**memory.PUBLISHED[memory.LLAMA_3_1_8B] | dict(  # with our sizes
-        vocab_size=len(tokenizer), bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id, hidden_size=recipe.hidden, intermediate_size=recipe.mlp,
-        num_hidden_layers=recipe.layers, num_attention_heads=HEADS, num_key_value_heads=KV_HEADS,
-        head_dim=recipe.hidden // HEADS, dtype="float32", architectures=["LlamaForCausalLM"],
-    ))  # fmt: skip
+    hf = transformers.LlamaConfig(
+        **memory.PUBLISHED[memory.LLAMA_3_1_8B]
+        | dict(  # with our sizes
+            vocab_size=len(tokenizer),
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            hidden_size=recipe.hidden,
+            intermediate_size=recipe.mlp,
+            num_hidden_layers=recipe.layers,
+            num_attention_heads=HEADS,
+            num_key_value_heads=KV_HEADS,
+            head_dim=recipe.hidden // HEADS,
+            dtype="float32",
+            architectures=["LlamaForCausalLM"],
+        )
+    )
     hf.save_pretrained(model)
     tokens = recipe.max_tokens
-    config = llama.to_maxtext_config(hf, rows=TRAINING_BATCH, prompt_tokens=tokens - 1, new_tokens=1)
+    config = llama.to_maxtext_config(
+        hf, rows=TRAINING_BATCH, prompt_tokens=tokens - 1, new_tokens=1
+    )
     adapter, mesh = model_creation_utils.from_pretrained(
-        config, wrap_with_tunix_adapter=True, tokenizer_pad_id=tokenizer.pad_token_id,
+        config,
+        wrap_with_tunix_adapter=True,
+        tokenizer_pad_id=tokenizer.pad_token_id,
         rng_key=jax.random.PRNGKey(c.SEED),
-    )  # fmt: skip
+    )
     llama.use_rope_scaling(adapter.base, hf)
     print(f"{llama.count_parameters(adapter):,} parameters, vocabulary of {len(tokenizer)}")
     test = {row["question"] for row in dataset.get("test", [])}
@@ -285,8 +328,12 @@ def main(arguments: Sequence[str]) -> None:
     weights = dict(llama.hf_weights(hf, config, llama.named_weights(adapter).__getitem__))
     safetensors.numpy.save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
     files = sorted(path for name in folders for path in (folder / name).iterdir())
-    sums = [(hashlib.sha256(p.read_bytes()).hexdigest(), p.relative_to(folder).as_posix()) for p in files]
-    (folder / checksums).write_text("".join(f"{digest}  {name}\n" for digest, name in sums))  # `sha256sum -c`
+    sums = [
+        (hashlib.sha256(p.read_bytes()).hexdigest(), p.relative_to(folder).as_posix())
+        for p in files
+    ]
+    # `sha256sum -c`
+    (folder / checksums).write_text("".join(f"{digest}  {name}\n" for digest, name in sums))
     print(f"wrote {'/, '.join(folders)}/ and {checksums} in {folder}")
 
 

@@ -1,4 +1,6 @@
-"""Writes the model card of an exported run from the run's own files; its text is model_card.md.jinja."""
+"""Writes the model card of an exported run from the run's own files; its text is
+model_card.md.jinja.
+"""
 
 import importlib.metadata
 import json
@@ -32,7 +34,11 @@ def licence_of(folder: Path) -> dict[str, str]:
     except (OSError, ValueError, yaml.YAMLError):  # there's no card, or its header can't be read
         data = {}
     for path in sorted(folder.glob("LICENSE*")):
-        own = {"license": "other", "license_name": "licence-of-the-base-model", "license_link": path.name}
+        own = {
+            "license": "other",
+            "license_name": "licence-of-the-base-model",
+            "license_link": path.name,
+        }
         data = data if "license" in data else own
     names = ("license", "license_name", "license_link")
     return {name: data[name] for name in names if isinstance(data.get(name), str)}
@@ -46,8 +52,8 @@ def code(text: str) -> str:
 def model_card(checkpoint: Checkpoint, model: str, folder: Path) -> ModelCard:
     """The README.md for the folder to which a run's checkpoint, with its step, is exported.
 
-    Only the last one of a finished run has metrics, from result.json. The licence comes from MODEL's files
-    in `folder`. Untrusted text can't end the header, a table or a block.
+    Only the last one of a finished run has metrics, from result.json. The licence comes from
+    MODEL's files in `folder`. Untrusted text can't end the header, a table or a block.
     """
     run_dir, step, c = checkpoint
     result = read_object(run_dir / "result.json") or {}
@@ -58,13 +64,20 @@ def model_card(checkpoint: Checkpoint, model: str, folder: Path) -> ModelCard:
     )
     results = [
         EvalResult(
-            task_type="text-generation", metric_type="accuracy", metric_name=label, metric_value=after[key],
-            dataset_type=tested_on, dataset_name=tested_on, dataset_split="test",
+            task_type="text-generation",
+            metric_type="accuracy",
+            metric_name=label,
+            metric_value=after[key],
+            dataset_type=tested_on,
+            dataset_name=tested_on,
+            dataset_split="test",
             dataset_args={"questions": after["questions"]},
         )
-        for key, label in METRICS.items() if key in after
-    ]  # fmt: skip
-    base = None if find_path(model).is_dir() else model.partition("@")[0]  # without the hub's commit
+        for key, label in METRICS.items()
+        if key in after
+    ]
+    # without the hub's commit
+    base = None if find_path(model).is_dir() else model.partition("@")[0]
     name = f"{Path(base or model).name}-grpo"
     data = ModelCardData(
         base_model=base,
@@ -81,9 +94,16 @@ def model_card(checkpoint: Checkpoint, model: str, folder: Path) -> ModelCard:
     return ModelCard.from_template(
         data,
         template_path=str(Path(__file__).with_name("model_card.md.jinja")),
-        c=c, name=name, model=model, step=step, code=code, run_id=checkpoint.note.get("run_id", "unknown"),
+        c=c,
+        name=name,
+        model=model,
+        step=step,
+        code=code,
+        run_id=checkpoint.note.get("run_id", "unknown"),
         constants=escape_controls(json.dumps(c, indent=1, ensure_ascii=False)),
         table=comparison_table(result["before"], after, c["EVAL_CONFIG"]) if after else "",
         content=repr(c["TEMPLATE"].format(system_prompt=system_prompt, question=QUESTION)),
-        versions=", ".join(f"{package} {importlib.metadata.version(package)}" for package in PACKAGES),
-    )  # fmt: skip
+        versions=", ".join(
+            f"{package} {importlib.metadata.version(package)}" for package in PACKAGES
+        ),
+    )

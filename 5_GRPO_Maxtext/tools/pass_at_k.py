@@ -1,7 +1,9 @@
-"""pass@k: how often at least one of k answers is right, for the untrained model and for the trained one.
+"""pass@k: how often at least one of k answers is right, for the untrained model and for the trained
+one.
 
-Reinforcement learning raises pass@1. Does the model also solve new questions, or does it only find known
-answers more often? At large k many untrained models overtake the trained ones (arXiv 2504.13837).
+Reinforcement learning raises pass@1. Does the model also solve new questions, or does it only find
+known answers more often? At large k many untrained models overtake the trained ones (arXiv
+2504.13837).
 
     python 5_GRPO_Maxtext/tool.py pass_at_k CHECKPOINT=runs/seed_0,runs/seed_1,runs/seed_2
 
@@ -18,26 +20,40 @@ import settings
 from settings import Count, Seed, TwoOrMore, UserError
 
 
-# %% Constants ----------------------------------------------------------------------------------------------
+# %% Constants -------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
 class Constants:
     """Edit a value here, or give it for one run as NAME=value."""
 
-    CHECKPOINT: str = ""  # a run's folder, or several of one MODEL, comma-separated (empty = the newest run)
+    CHECKPOINT: str = (
+        ""  # a run's folder, or several of one MODEL, comma-separated (empty = the newest run)
+    )
     SAMPLES: TwoOrMore = 256  # n, answers per question; k goes up to n in powers of two
     NUM_QUESTIONS: Count = 512  # from the top of the run's test set
     BATCH_SIZE: Count = 512  # answers decoded at once; more: faster, and more memory
     SEED: Seed = 0  # of the sampled answers
-    REWARD_FUNC: str = ""  # Python file with the runs' own compute_score; none is run unless named here
+    REWARD_FUNC: str = (
+        ""  # Python file with the runs' own compute_score; none is run unless named here
+    )
     RUN_DIR: str = "runs/pass_at_k"  # folder for the CSV file
 
 
 RESAMPLES = 2_000  # of the questions, for the intervals
-COLUMNS = ["model", "reading", "k", "pass_at_k", "low", "high", "never_right", "questions", "samples"]
+COLUMNS = [
+    "model",
+    "reading",
+    "k",
+    "pass_at_k",
+    "low",
+    "high",
+    "never_right",
+    "questions",
+    "samples",
+]
 READINGS = "strict", "lenient"  # right in the form asked for, right by the last number
 
 
-# %% Imports ------------------------------------------------------------------------------------------------
+# %% Imports ---------------------------------------------------------------------------------------
 if __name__ == "__main__":  # refuses a wrong constant now, before seconds of imports
     settings.refuse_early(Constants)
 
@@ -57,11 +73,13 @@ from task import questions, run_grader
 from task.questions import GRADED
 
 
-# %% Estimate -----------------------------------------------------------------------------------------------
+# %% Estimate --------------------------------------------------------------------------------------
 def pass_at_k(right: np.ndarray, n: int, k: int) -> np.ndarray:
-    """1 - C(n - c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374, eq. 1), without bias if k <= n: [Q].
+    """1 - C(n - c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374, eq. 1), without bias if k <=
+    n: [Q].
 
-    `right` is c, the right ones among n answers to each question, int [Q]. The fraction: k drawn, none right.
+    `right` is c, the right ones among n answers to each question, int [Q]. The fraction: k drawn,
+    none right.
     """
     return 1 - scipy.stats.hypergeom.pmf(0, n, right, k)
 
@@ -73,7 +91,7 @@ def interval(values: np.ndarray, seed: int) -> tuple[float, float]:
     return tuple(np.percentile(means, (2.5, 97.5)))
 
 
-# %% Answers ------------------------------------------------------------------------------------------------
+# %% Answers ---------------------------------------------------------------------------------------
 def count_right(c: Constants, run: str, trained: bool) -> dict[str, np.ndarray]:
     """How many of n answers to each question are right, strict and lenient: int [Q] each."""
     at_once = min(c.BATCH_SIZE, c.SAMPLES * c.NUM_QUESTIONS)
@@ -105,7 +123,7 @@ def count_right(c: Constants, run: str, trained: bool) -> dict[str, np.ndarray]:
     return counts
 
 
-# %% Table --------------------------------------------------------------------------------------------------
+# %% Table -----------------------------------------------------------------------------------------
 def table(c: Constants, counts: dict[str, dict[str, np.ndarray]]) -> pd.DataFrame:
     """One row per model ("untrained", or a run's folder), reading and k; `counts` by model."""
     rows, ks = [], [2**i for i in range(c.SAMPLES.bit_length())]
@@ -131,7 +149,9 @@ def main(arguments: Sequence[str]) -> None:
     rows = table(c, counts)
     rows.to_csv(folder / "pass_at_k.csv", index=False, lineterminator="\r\n")
     for row in rows.to_dict("records"):
-        print("{model}, {reading}: pass@{k} {pass_at_k:.1%} ({low:.1%} to {high:.1%})".format(**row))
+        print(
+            "{model}, {reading}: pass@{k} {pass_at_k:.1%} ({low:.1%} to {high:.1%})".format(**row)
+        )
     print(f"table: {folder}/pass_at_k.csv")
 
 

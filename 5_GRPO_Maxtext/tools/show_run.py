@@ -4,7 +4,8 @@
     python 5_GRPO_Maxtext/tool.py show_run                        # the run under runs/ that saved last
     python 5_GRPO_Maxtext/tool.py show_run runs/mine runs/other   # writes runs/mine/compare.html
 
-The main script does the same when it ends. You can open the page from disk, without a server or network.
+The main script does the same when it ends. You can open the page from disk, without a server or
+network.
 """
 
 from pathlib import Path
@@ -18,12 +19,20 @@ from settings import UserError
 def main(arguments: list[str]) -> None:
     """Prints the health lines of a run and writes its page; UserError if the folder isn't one's."""
     folders = [Path(argument) for argument in arguments] or [run_files.newest_run()]
-    if folders[0] is None or len(folders) > 2 or any(str(folder).startswith("-") for folder in folders):
-        raise UserError(f"show_run {' '.join(arguments)}: give a run's folder, such as runs/mine, or two")
+    if (
+        folders[0] is None
+        or len(folders) > 2
+        or any(str(folder).startswith("-") for folder in folders)
+    ):
+        raise UserError(
+            f"show_run {' '.join(arguments)}: give a run's folder, such as runs/mine, or two"
+        )
     path = page.write(*folders)
     for run in map(page.read, folders):
         print(escape_controls(f"{run.folder}: {'; '.join(run.headline)}"))
-        print(escape_controls("\n".join(run.health)) or f"{len(run.log)} steps, and nothing to report")
+        print(
+            escape_controls("\n".join(run.health)) or f"{len(run.log)} steps, and nothing to report"
+        )
     print(f"page     {path}")
 
 

@@ -1,7 +1,7 @@
 """A step of vLLM's engine for TPUs (tpu-inference 0.32.0), for fit_check in the TPU's environment.
 
-Its Llama with the paged attention kernel (Pallas), the sampler and the log-probs; the engine itself compiles
-them separately.
+Its Llama with the paged attention kernel (Pallas), the sampler and the log-probs; the engine itself
+compiles them separately.
 """
 
 import types
@@ -20,15 +20,16 @@ from tpu_inference.layers.jax.sample.sampling_metadata import TPUSupportedSampli
 from tpu_inference.models.jax.llama3 import LlamaForCausalLM
 from tpu_inference.runner.kv_cache import get_kv_cache_shape_with_mesh
 
-SEQUENCES, TOKENS, PAGE = 256, 2048, 64  # vLLM's defaults on a v6e: at once, per step; tokens of a page
+# vLLM's defaults on a v6e: at once, per step; tokens of a page
+SEQUENCES, TOKENS, PAGE = 256, 2048, 64
 
 
 def step_program(c, hf, mesh: Mesh, chip: str):
     """A step that reads TOKENS tokens of SEQUENCES answers and samples a token of each.
 
-    `mesh` is ("data", "model") of the chips that generate, of the kind `chip`: "v5e", "v5p" or "v6e". Returns
-    the function, to be compiled inside `jax.set_mesh(mesh)`, and its arguments: weights, KV cache of
-    SEQUENCES whole answers, the rest.
+    `mesh` is ("data", "model") of the chips that generate, of the kind `chip`: "v5e", "v5p" or
+    "v6e". Returns the function, to be compiled inside `jax.set_mesh(mesh)`, and its arguments:
+    weights, KV cache of SEQUENCES whole answers, the rest.
     """
     for module in (kernel, block_sizes):  # they would ask jax for the attached chip
         module.get_tpu_version = lambda: int(chip[1])
@@ -36,7 +37,9 @@ def step_program(c, hf, mesh: Mesh, chip: str):
     jax_parallel_state._PP = jax_parallel_state.GroupCoordinator(0, 1)
     dtype = jnp.dtype(c.DTYPE)
     config = types.SimpleNamespace(
-        model_config=types.SimpleNamespace(hf_config=hf, dtype=dtype, get_vocab_size=lambda: hf.vocab_size),
+        model_config=types.SimpleNamespace(
+            hf_config=hf, dtype=dtype, get_vocab_size=lambda: hf.vocab_size
+        ),
         cache_config=types.SimpleNamespace(cache_dtype="auto"),
         speculative_config=None,
     )
@@ -54,18 +57,23 @@ def step_program(c, hf, mesh: Mesh, chip: str):
         model = nnx.merge(graphdef, weights)
         caches, hidden, *_ = model(caches, tokens, metadata)
         logits = model.compute_logits(hidden[last]).astype(jnp.float32)  # [SEQUENCES, V]
-        draw = sampling.sample.__wrapped__  # a jit with its own options can't be nested in another one
+        # a jit with its own options can't be nested in another one
+        draw = sampling.sample.__wrapped__
         sampled, drawn_from = draw(key, mesh, logits, how, allow_distributed_sampling=False)
         return caches, sampling.gather_logprobs(sampling.compute_logprobs(drawn_from), sampled, 1)
 
     pages = SEQUENCES * -(-(c.MAX_PROMPT_LENGTH + c.TOTAL_GENERATION_STEPS) // PAGE)
-    kv_heads = max(hf.num_key_value_heads, mesh.shape["model"])  # repeated where there are more chips
+    # repeated where there are more chips
+    kv_heads = max(hf.num_key_value_heads, mesh.shape["model"])
     shape = get_kv_cache_shape_with_mesh(mesh, pages, PAGE, kv_heads, hf.head_dim, dtype)
     cache = array(shape, dtype, P("data", None, "model"))
     metadata = AttentionMetadata(
-        input_positions=array((TOKENS,)), block_tables=array((pages,)), seq_lens=array((SEQUENCES,)),
-        query_start_loc=array((SEQUENCES + 1,)), request_distribution=array((3,)),
-    )  # fmt: skip
+        input_positions=array((TOKENS,)),
+        block_tables=array((pages,)),
+        seq_lens=array((SEQUENCES,)),
+        query_start_loc=array((SEQUENCES + 1,)),
+        request_distribution=array((3,)),
+    )
     per_answer, share = array((SEQUENCES,)), array((SEQUENCES,), jnp.float32)
     how = TPUSupportedSamplingMetadata(share, per_answer, share, do_sampling=True)
     key, caches = array((), jax.random.key(0).dtype), [cache] * hf.num_hidden_layers

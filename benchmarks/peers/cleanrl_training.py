@@ -1,9 +1,9 @@
 """CleanRL's DQN or PPO as it is, in one of its scripts, one seed; run by against_peers.py.
 
 ENV=CartPole-v1 runs dqn_jax.py with the settings of its file (500,000 steps). ENV=Pendulum-v1 runs
-ppo_continuous_action.py (torch; it has none in JAX) and has no settings of its own: those of the file (for
-MuJoCo) but 100,000 steps instead of a million. CHECKOUT is a clone of github.com/vwxyzjn/cleanrl; the other
-arguments are in peer.py.
+ppo_continuous_action.py (torch; it has none in JAX) and has no settings of its own: those of the
+file (for MuJoCo) but 100,000 steps instead of a million. CHECKOUT is a clone of
+github.com/vwxyzjn/cleanrl; the other arguments are in peer.py.
 """
 
 import contextlib
@@ -56,7 +56,8 @@ with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
     with contextlib.redirect_stdout(printed):
         names = runpy.run_path(str(checkout / "cleanrl" / name), run_name="__main__")
     measured = peer.clocks() - printed.started
-rows, last = [], deque(maxlen=WINDOW)  # (environment step, seconds, mean return of the last episodes)
+# (environment step, seconds, mean return of the last episodes)
+rows, last = [], deque(maxlen=WINDOW)
 for seconds, line in printed.lines:
     if found := re.match(r"global_step=(\d+), episodic_return=\[?([-\d.e+]+)", line):
         last.append(float(found[2]))
@@ -65,7 +66,9 @@ for seconds, line in printed.lines:
 
 if env == "CartPole-v1":
     env_steps = names["args"].total_timesteps
-    greedy = jax.jit(lambda obs: names["q_network"].apply(names["q_state"].params, obs).argmax(axis=-1))
+    greedy = jax.jit(
+        lambda obs: names["q_network"].apply(names["q_state"].params, obs).argmax(axis=-1)
+    )
 else:
     env_steps = names["global_step"]
     wrapper = names["envs"].envs[0]  # one of its wrappers normalizes the observations
@@ -80,4 +83,6 @@ else:
         return np.clip(action.numpy(), -2, 2)
 
 
-peer.finish(f"CleanRL {peer.commit(checkout)}", env_steps, measured, [peer.judge(env, greedy)], [rows])
+peer.finish(
+    f"CleanRL {peer.commit(checkout)}", env_steps, measured, [peer.judge(env, greedy)], [rows]
+)

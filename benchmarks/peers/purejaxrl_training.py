@@ -1,12 +1,14 @@
-"""purejaxrl's dqn.py or ppo_continuous_action.py, all seeds in one program; run by against_peers.py.
+"""purejaxrl's dqn.py or ppo_continuous_action.py, all seeds in one program; run by
+against_peers.py.
 
-ENV=CartPole-v1 runs dqn.py as it is, with the settings of its file. Its log: the mean of the last episodes of
-its ten environments, with exploration.
+ENV=CartPole-v1 runs dqn.py as it is, with the settings of its file. Its log: the mean of the last
+episodes of its ten environments, with exploration.
 
-ENV=Pendulum-v1 runs ppo_continuous_action.py, which has no settings for Pendulum: those of its file stay but
-for the 2,048 environments and 50 million steps that are meant for Brax on a GPU; here 16 environments x 128
-steps and 100,000 steps. Its tasks come from Brax, with actions from -1 to 1; `Pendulum` below puts gymnax'
-there. Its log: the mean of the episodes that ended in an iteration, with exploration.
+ENV=Pendulum-v1 runs ppo_continuous_action.py, which has no settings for Pendulum: those of its file
+stay but for the 2,048 environments and 50 million steps that are meant for Brax on a GPU; here 16
+environments x 128 steps and 100,000 steps. Its tasks come from Brax, with actions from -1 to 1;
+`Pendulum` below puts gymnax' there. Its log: the mean of the episodes that ended in an iteration,
+with exploration.
 
 CHECKOUT is a clone of github.com/luchris429/purejaxrl; the other arguments are in peer.py.
 """
@@ -65,13 +67,16 @@ else:
     config["TOTAL_TIMESTEPS"] = steps or 100_000
 rngs = jax.vmap(jax.random.PRNGKey)(jnp.array(seeds))
 trained, measured, compile_seconds = peer.trained(script.make_train(config), rngs)
-metrics = {key: np.asarray(value) for key, value in trained["metrics"].items()}  # [seeds, iterations, ...]
+# [seeds, iterations, ...]
+metrics = {key: np.asarray(value) for key, value in trained["metrics"].items()}
 train_state, env_state = trained["runner_state"][:2]
 
 if name == "dqn":
     env_steps = metrics["timesteps"].max()
     every = slice(None, None, 100)  # of 50,000 rows
-    logs = [(at[every], returns[every]) for at, returns in zip(metrics["timesteps"], metrics["returns"])]
+    logs = [
+        (at[every], returns[every]) for at, returns in zip(metrics["timesteps"], metrics["returns"])
+    ]
     policies = train_state.params
 
     @jax.jit
@@ -83,7 +88,9 @@ else:
     logs = []
     for ended, returns in zip(metrics["returned_episode"], metrics["returned_episode_returns"]):
         some = [i for i, of_iteration in enumerate(ended) if of_iteration.any()]
-        logs.append(([iteration * (i + 1) for i in some], [returns[i][ended[i]].mean() for i in some]))
+        logs.append(
+            ([iteration * (i + 1) for i in some], [returns[i][ended[i]].mean() for i in some])
+        )
     observations = env_state.env_state  # below the rewards' statistics; equal rows [seeds, N, 3]
     policies = train_state.params, observations.mean[:, 0], observations.var[:, 0]
 
@@ -97,4 +104,6 @@ else:
 
 eval_return = peer.judge_each(env, greedy, policies, len(seeds))
 curves = [peer.evenly(measured, compile_seconds, env_steps, *log) for log in logs]
-peer.finish(f"purejaxrl {peer.commit(checkout)}", env_steps, measured, eval_return, curves, compile_seconds)
+peer.finish(
+    f"purejaxrl {peer.commit(checkout)}", env_steps, measured, eval_return, curves, compile_seconds
+)

@@ -12,7 +12,9 @@ from stable_baselines3.common.env_util import make_vec_env
 
 
 class Log(BaseCallback):
-    """Rows (environment step, seconds, ep_rew_mean of the last 100 episodes of training), one per rollout."""
+    """Rows (environment step, seconds, ep_rew_mean of the last 100 episodes of training), one per
+    rollout.
+    """
 
     def __init__(self):
         super().__init__()
@@ -34,18 +36,39 @@ log = Log()
 if env == "CartPole-v1":
     steps = steps or 50_000
     model = stable_baselines3.DQN(
-        "MlpPolicy", gymnasium.make(env), learning_rate=2.3e-3, batch_size=64, buffer_size=100_000,
-        learning_starts=1_000, gamma=0.99, target_update_interval=10, train_freq=256, gradient_steps=128,
-        exploration_fraction=0.16, exploration_final_eps=0.04, policy_kwargs={"net_arch": [256, 256]},
-        seed=seed, device="cpu",
-    )  # fmt: skip
+        "MlpPolicy",
+        gymnasium.make(env),
+        learning_rate=2.3e-3,
+        batch_size=64,
+        buffer_size=100_000,
+        learning_starts=1_000,
+        gamma=0.99,
+        target_update_interval=10,
+        train_freq=256,
+        gradient_steps=128,
+        exploration_fraction=0.16,
+        exploration_final_eps=0.04,
+        policy_kwargs={"net_arch": [256, 256]},
+        seed=seed,
+        device="cpu",
+    )
 else:
     steps = steps or 100_000
     model = stable_baselines3.PPO(
-        "MlpPolicy", make_vec_env(env, n_envs=4, seed=seed), n_steps=1024, gamma=0.9, gae_lambda=0.95,
-        n_epochs=10, ent_coef=0.0, learning_rate=1e-3, clip_range=0.2, use_sde=True, sde_sample_freq=4,
-        seed=seed, device="cpu",
-    )  # fmt: skip
+        "MlpPolicy",
+        make_vec_env(env, n_envs=4, seed=seed),
+        n_steps=1024,
+        gamma=0.9,
+        gae_lambda=0.95,
+        n_epochs=10,
+        ent_coef=0.0,
+        learning_rate=1e-3,
+        clip_range=0.2,
+        use_sde=True,
+        sde_sample_freq=4,
+        seed=seed,
+        device="cpu",
+    )
 model.learn(steps, callback=log)
 measured = peer.clocks() - log.started
 returns = [peer.judge(env, lambda obs: model.predict(obs, deterministic=True)[0])]

@@ -1,8 +1,8 @@
 """TRL's GRPOTrainer on a Llama of this project, step by step: the peer of grpo_step_against_trl.py.
 
-Runs in an environment of its own (see there) with the constants of our script that it is given, and logs the
-steps as our script does: LOG=file.csv, written at once. Same weights, questions, rewards, batch, lengths and
-optimizer. Prints its versions.
+Runs in an environment of its own (see there) with the constants of our script that it is given, and
+logs the steps as our script does: LOG=file.csv, written at once. Same weights, questions, rewards,
+batch, lengths and optimizer. Prints its versions.
 """
 
 import csv
@@ -66,25 +66,47 @@ def main() -> None:
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     tokenizer = transformers.AutoTokenizer.from_pretrained(given["MODEL"], trust_remote_code=False)
     model = transformers.LlamaForCausalLM.from_pretrained(given["MODEL"], dtype=torch.float32)
-    rows = [json.loads(line) for line in (FOLDER / "tiny_gsm8k" / "train.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (FOLDER / "tiny_gsm8k" / "train.jsonl").read_text().splitlines()
+    ]
     prompts = [[{"role": "user", "content": row["question"]}] for row in rows]
     answers = [extract_hash_answer(row["answer"]) for row in rows]
     config = trl.GRPOConfig(
-        output_dir=str(Path(given["LOG"]).parent / "trl"), max_steps=steps,
-        per_device_train_batch_size=int(given["BATCH_SIZE"]) * generations, num_generations=generations,
-        max_completion_length=int(given["TOTAL_GENERATION_STEPS"]), temperature=1.0,
-        beta=float(given["BETA"]), learning_rate=float(given["LEARNING_RATE"]), lr_scheduler_type="cosine",
-        warmup_steps=steps // 10, adam_beta2=0.99, weight_decay=0.1, max_grad_norm=1.0, loss_type="grpo",
-        gradient_checkpointing=False, use_cpu=True, bf16=False, report_to=[], save_strategy="no",
-        logging_steps=1, disable_tqdm=True,
-    )  # fmt: skip
+        output_dir=str(Path(given["LOG"]).parent / "trl"),
+        max_steps=steps,
+        per_device_train_batch_size=int(given["BATCH_SIZE"]) * generations,
+        num_generations=generations,
+        max_completion_length=int(given["TOTAL_GENERATION_STEPS"]),
+        temperature=1.0,
+        beta=float(given["BETA"]),
+        learning_rate=float(given["LEARNING_RATE"]),
+        lr_scheduler_type="cosine",
+        warmup_steps=steps // 10,
+        adam_beta2=0.99,
+        weight_decay=0.1,
+        max_grad_norm=1.0,
+        loss_type="grpo",
+        gradient_checkpointing=False,
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+        save_strategy="no",
+        logging_steps=1,
+        disable_tqdm=True,
+    )
     trainer = trl.GRPOTrainer(
-        model=model, args=config, processing_class=tokenizer, callbacks=[StepLog(given["LOG"])],
+        model=model,
+        args=config,
+        processing_class=tokenizer,
+        callbacks=[StepLog(given["LOG"])],
         reward_funcs=[rewarded(getattr(reward_func, name)) for name in REWARDS],
         train_dataset=datasets.Dataset.from_dict({"prompt": prompts, "answer": answers}),
-    )  # fmt: skip
+    )
     trainer.train()
-    print(f"trl {trl.__version__}, torch {torch.__version__}, transformers {transformers.__version__}")
+    print(
+        f"trl {trl.__version__}, torch {torch.__version__}, transformers {transformers.__version__}"
+    )
 
 
 if __name__ == "__main__":

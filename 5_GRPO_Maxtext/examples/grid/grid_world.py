@@ -1,8 +1,8 @@
 """Chapter 1's grid as an environment for a language model: ENVIRONMENT=examples/grid/grid_world.py.
 
-The question names the start, "row 2 column 3"; "slippery row 2 column 3" and "walls row 2 column 3" are two
-harder grids. The model writes up, down, left or right and reads where it is. After any other word it stays
-put. Every move costs 1; the one that reaches row 4 column 4 earns 100 instead.
+The question names the start, "row 2 column 3"; "slippery row 2 column 3" and "walls row 2 column 3"
+are two harder grids. The model writes up, down, left or right and reads where it is. After any
+other word it stays put. Every move costs 1; the one that reaches row 4 column 4 earns 100 instead.
 """
 
 import functools
@@ -55,10 +55,15 @@ class Environment:
 
     @staticmethod
     def picture(question: str, text: str) -> str:
-        """An episode's path on the grid, as an SVG; each cell shows V* at chapter 1's discount of 0.99."""
+        """An episode's path on the grid, as an SVG; each cell shows V* at chapter 1's discount of
+        0.99.
+        """
         world, start = read(question)
         moves, heard = text.split("\n")[::2], text.split("\n")[1::2]
-        values, places = q_star(world, 0.99), [start, *(read(observation)[1] for observation in heard)]
+        values, places = (
+            q_star(world, 0.99),
+            [start, *(read(observation)[1] for observation in heard)],
+        )
         if len(moves) > len(heard):  # there's no observation after the last move
             places.append(moved(world, places[-1], MOVES.get(moves[-1], (0, 0))))
         cells = []
@@ -78,7 +83,7 @@ class Environment:
         )
 
 
-# %% Its optimum, which the model never sees ----------------------------------------------------------------
+# %% Its optimum, which the model never sees -------------------------------------------------------
 def starts(world: str) -> list[tuple[int, int]]:
     """Every cell except the goal and the walls."""
     cells = [divmod(i, SIZE) for i in range(SIZE**2)]

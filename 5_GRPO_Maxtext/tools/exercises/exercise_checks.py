@@ -1,11 +1,12 @@
-"""Behind exercises.py: test inputs, the usual mistakes, training with the functions; which loss is yours?
+"""Behind exercises.py: test inputs, the usual mistakes, training with the functions; which loss is
+yours?
 
-A loss for groups of answers has a few pieces: an advantage, a ratio, a clip, a KL, a mean. Six published ones
-are six choices (`METHODS`), a usual mistake is a different choice of one piece (`PIECES`). A function's value
-and gradient on the golden batch reveal its choices.
+A loss for groups of answers has a few pieces: an advantage, a ratio, a clip, a KL, a mean. Six
+published ones are six choices (`METHODS`), a usual mistake is a different choice of one piece
+(`PIECES`). A function's value and gradient on the golden batch reveal its choices.
 
-The six values in golden.npz are independent: `tests/make_golden_batch.py` computes them from the papers, one
-token at a time.
+The six values in golden.npz are independent: `tests/make_golden_batch.py` computes them from the
+papers, one token at a time.
 """
 
 import functools
@@ -26,9 +27,9 @@ from settings import UserError
 from task.run_grader import load_file
 from tools.exercises import grader
 
-# N = 12 answers of at most T = 12 tokens, in groups of 4: log_prob, old_log_prob, ref_log_prob, float32
-# [N, T], arbitrary in the padding; mask, bool [N, T]; rewards, float32 [N]; the NUMBERS. And for each method,
-# float64: METHOD_advantage [N], METHOD_loss [], METHOD_gradient [N, T].
+# N = 12 answers of at most T = 12 tokens, in groups of 4: log_prob, old_log_prob, ref_log_prob,
+# float32 [N, T], arbitrary in the padding; mask, bool [N, T]; rewards, float32 [N]; the NUMBERS.
+# And for each method, float64: METHOD_advantage [N], METHOD_loss [], METHOD_gradient [N, T].
 with np.load(Path(__file__).with_name("golden.npz")) as file:
     BATCH = dict(file)
 ARRAYS = ("old_log_prob", "ref_log_prob", "mask", "rewards")
@@ -36,7 +37,7 @@ NUMBERS = ("epsilon", "epsilon_high", "beta", "num_generations", "max_tokens")
 GIVEN = ("advantage", *ARRAYS, *NUMBERS)  # what a reader's loss may ask for besides log_prob
 
 
-# %% Pieces -------------------------------------------------------------------------------------------------
+# %% Pieces ----------------------------------------------------------------------------------------
 def group_advantage(rewards, num_generations):
     """[B * G]: how many standard deviations above the group's mean."""
     r = rewards.reshape(-1, num_generations)
@@ -52,7 +53,9 @@ def advantage(edit: str) -> np.ndarray:
 
 
 def answer_ratio(new, log_ratio):
-    """GSPO-token's ratio [N, T]: its value comes from the answer's `log_ratio` [N], its gradient from new."""
+    """GSPO-token's ratio [N, T]: its value comes from the answer's `log_ratio` [N], its gradient
+    from new.
+    """
     return jnp.exp(new - fixed(new) + fixed(log_ratio)[:, None])
 
 
@@ -61,10 +64,10 @@ def k3(d):
     return jnp.exp(d) - d - 1
 
 
-# Each other piece is an expression of what is given, and of the pieces before it: new, old, ref (log-probs)
-# and mask [N, T]; lengths [N], and own, the sum of an answer's log-ratios [N]; low (epsilon), high
-# (epsilon_high), beta. The words continue "This is what comes out if ..." and "It is GRPO, but ..."; GRPO's
-# choice comes first.
+# Each other piece is an expression of what is given, and of the pieces before it: new, old, ref
+# (log-probs) and mask [N, T]; lengths [N], and own, the sum of an answer's log-ratios [N]; low
+# (epsilon), high (epsilon_high), beta. The words continue "This is what comes out if ..." and "It
+# is GRPO, but ..."; GRPO's choice comes first.
 PIECES = {
     "advantage": {  # [N]; an edit of `group_advantage`
         "1e-6 => 1e-6": "the advantage is divided by the group's standard deviation",
@@ -72,12 +75,10 @@ PIECES = {
         ", ddof=1 =>": "the standard deviation is the population's (ddof=0), not the sample's",
         "r.std => r.var": "the advantage is divided by the variance",
         "/ (std + 1e-6) =>": "the advantage is not divided by the standard deviation",
-        "/ (std + 1e-6) => * num_generations / (num_generations - 1)":
-            "the baseline is the mean of the other answers",
+        "/ (std + 1e-6) => * num_generations / (num_generations - 1)": "the baseline is the mean of the other answers",
         "A.ravel => r.ravel": "the reward itself is the advantage, without a baseline",
         "axis=1 => axis=None": "mean and standard deviation are of the whole batch, not of each group",
-        "reshape(-1, num_generations) => reshape(num_generations, -1).T; A.ravel => A.T.ravel":
-            "the groups are read across: reshape(G, B), not (B, G)",
+        "reshape(-1, num_generations) => reshape(num_generations, -1).T; A.ravel => A.T.ravel": "the groups are read across: reshape(G, B), not (B, G)",
     },
     "A": {
         "advantage.reshape(-1, 1)": "each token gets the advantage of its answer",
@@ -130,32 +131,55 @@ PIECES = {
         "(padded.sum(1) / lengths).mean()": "the mask is missing in the sum, but not in the number of tokens",
     },
     "loss": {"-mean": "", "mean": "the minus is missing: a loss is minus the objective"},
-}  # fmt: skip
+}
 METHODS = {  # by name: what differs from GRPO
     "grpo": {},
-    "dr_grpo": {"advantage": "/ (std + 1e-6) =>", "kl": "0 * new",
-                "mean": "total.sum(1).mean() / mask.shape[1]"},
-    "dapo": {"clipped": "ratio.clip(1 - low, 1 + high)", "kl": "0 * new",
-             "mean": "total.sum() / lengths.sum()"},
+    "dr_grpo": {
+        "advantage": "/ (std + 1e-6) =>",
+        "kl": "0 * new",
+        "mean": "total.sum(1).mean() / mask.shape[1]",
+    },
+    "dapo": {
+        "clipped": "ratio.clip(1 - low, 1 + high)",
+        "kl": "0 * new",
+        "mean": "total.sum() / lengths.sum()",
+    },
     "gspo": {"ratio": "answer_ratio(new, own / lengths)", "kl": "0 * new"},
-    "cispo": {"objective": "fixed(clipped) * A * new", "clipped": "ratio.clip(max=1 + high)", "kl": "0 * new",
-              "mean": "total.sum() / lengths.sum()"},
-    "rloo": {"advantage": "/ (std + 1e-6) => * num_generations / (num_generations - 1)",
-             "objective": "A * new", "kl": "0 * new", "mean": "total.sum(1).mean()"},
-}  # fmt: skip
+    "cispo": {
+        "objective": "fixed(clipped) * A * new",
+        "clipped": "ratio.clip(max=1 + high)",
+        "kl": "0 * new",
+        "mean": "total.sum() / lengths.sum()",
+    },
+    "rloo": {
+        "advantage": "/ (std + 1e-6) => * num_generations / (num_generations - 1)",
+        "objective": "A * new",
+        "kl": "0 * new",
+        "mean": "total.sum(1).mean()",
+    },
+}
 TITLES = dict(zip(METHODS, ("GRPO", "Dr. GRPO", "DAPO", "GSPO", "CISPO", "RLOO")))
 GRPO = {piece: next(iter(choices)) for piece, choices in PIECES.items()}
 
 
 def loss(pieces: dict[str, str], log_prob: jax.Array, given: np.ndarray | None = None) -> jax.Array:
-    """The loss that these pieces make, float32 []; a `given` advantage [N] replaces the first piece."""
+    """The loss that these pieces make, float32 []; a `given` advantage [N] replaces the first
+    piece.
+    """
     old, mask = BATCH["old_log_prob"], BATCH["mask"]
     given = advantage(pieces["advantage"]) if given is None else given
     x = dict(
-        advantage=jnp.asarray(given, jnp.float32), new=log_prob, old=old, ref=BATCH["ref_log_prob"],
-        mask=mask, lengths=mask.sum(axis=1), own=((log_prob - old) * mask).sum(axis=1),
-        low=BATCH["epsilon"], high=BATCH["epsilon_high"], beta=BATCH["beta"],
-    )  # fmt: skip
+        advantage=jnp.asarray(given, jnp.float32),
+        new=log_prob,
+        old=old,
+        ref=BATCH["ref_log_prob"],
+        mask=mask,
+        lengths=mask.sum(axis=1),
+        own=((log_prob - old) * mask).sum(axis=1),
+        low=BATCH["epsilon"],
+        high=BATCH["epsilon_high"],
+        beta=BATCH["beta"],
+    )
     for piece in list(pieces)[1:]:
         x[piece] = eval(pieces[piece], globals(), x)
     return x["loss"]
@@ -169,12 +193,16 @@ def look(loss: Callable) -> Iterator[tuple[str, jax.Array]]:
 
 
 def exercise(method: str, given: bool) -> grader.Exercise:
-    """A method, and the other choices of each piece as mistakes; of the advantage unless it is `given`."""
+    """A method, and the other choices of each piece as mistakes; of the advantage unless it is
+    `given`.
+    """
     own = GRPO | METHODS[method]
     mistakes = {
-        words: (piece, x) for piece in list(PIECES)[given:] for x, words in PIECES[piece].items()
+        words: (piece, x)
+        for piece in list(PIECES)[given:]
+        for x, words in PIECES[piece].items()
         if x != own[piece]
-    }  # fmt: skip
+    }
 
     def variant(right: Any, *changes: tuple[str, str]) -> Callable:
         pieces, advantage = own | dict(changes), BATCH[f"{method}_advantage"] if given else None
@@ -183,8 +211,9 @@ def exercise(method: str, given: bool) -> grader.Exercise:
     return grader.Exercise(look, variant(None), mistakes, variant=variant)
 
 
-# %% group_advantage ----------------------------------------------------------------------------------------
-REWARDS = np.array([1, 0, 0.5, 0, 3, 1, 0, 1, 2, 2, 2, 2], np.float32)  # three groups; the last has no signal
+# %% group_advantage -------------------------------------------------------------------------------
+# three groups; the last has no signal
+REWARDS = np.array([1, 0, 0.5, 0, 3, 1, 0, 1, 2, 2, 2, 2], np.float32)
 
 
 def look_at_group_advantage(function: Callable) -> Iterator[tuple[str, jax.Array]]:
@@ -202,14 +231,16 @@ GROUP_ADVANTAGE = grader.Exercise(
     },
 )
 
-# %% completion_mask ----------------------------------------------------------------------------------------
-COMPLETIONS = np.int32([
-    [5, 6, 1, 0, 0, 0],
-    [1, 0, 0, 0, 0, 0],  # an empty answer: its end-of-sequence token still counts
-    [5, 0, 6, 1, 0, 0],  # token 0 was sampled, so it isn't padding
-    [5, 1, 7, 1, 0, 0],  # the sampler went on after the end
-    [5, 6, 7, 8, 9, 5],  # cut off
-])  # fmt: skip
+# %% completion_mask -------------------------------------------------------------------------------
+COMPLETIONS = np.int32(
+    [
+        [5, 6, 1, 0, 0, 0],
+        [1, 0, 0, 0, 0, 0],  # an empty answer: its end-of-sequence token still counts
+        [5, 0, 6, 1, 0, 0],  # token 0 was sampled, so it isn't padding
+        [5, 1, 7, 1, 0, 0],  # the sampler went on after the end
+        [5, 6, 7, 8, 9, 5],  # cut off
+    ]
+)
 
 
 def look_at_mask(function: Callable) -> Iterator[tuple[str, jax.Array]]:
@@ -229,28 +260,25 @@ COMPLETION_MASK = grader.Exercise(
     completion_mask,
     {
         "the end-of-sequence token does not count": "- is_eos =>",
-        "one token after the end-of-sequence token counts, too":
-            "before == 0 => jnp.pad(before, ((0, 0), (1, 0)))[:, :-1] == 0",
-        "everything but token 0 counts: the padding is known by where it stands, not by its token":
-            "before == 0 => completions != 0",
+        "one token after the end-of-sequence token counts, too": "before == 0 => jnp.pad(before, ((0, 0), (1, 0)))[:, :-1] == 0",
+        "everything but token 0 counts: the padding is known by where it stands, not by its token": "before == 0 => completions != 0",
         "everything but the end-of-sequence token counts": "before == 0 => ~is_eos",
-        "the last end-of-sequence token ends an answer, not the first":
-            "before == 0 => (before == 0) | is_eos[:, ::-1].cumsum(axis=1)[:, ::-1].astype(bool)",
-        "argmax of an answer without end-of-sequence token is 0: all but its first token is lost":
-            "before == 0 => jnp.arange(is_eos.shape[1]) <= is_eos.argmax(axis=1, keepdims=True)",
-        "an answer without end-of-sequence token does not count at all":
-            "before == 0 => (before == 0) & is_eos.any(axis=1, keepdims=True)",
+        "the last end-of-sequence token ends an answer, not the first": "before == 0 => (before == 0) | is_eos[:, ::-1].cumsum(axis=1)[:, ::-1].astype(bool)",
+        "argmax of an answer without end-of-sequence token is 0: all but its first token is lost": "before == 0 => jnp.arange(is_eos.shape[1]) <= is_eos.argmax(axis=1, keepdims=True)",
+        "an answer without end-of-sequence token does not count at all": "before == 0 => (before == 0) & is_eos.any(axis=1, keepdims=True)",
         "the mask is upside down: True where there is padding": "before == 0 => before > 0",
         "the sum runs down the batch, not along the answer": "axis=1 => axis=0",
     },
-)  # fmt: skip
+)
 
 
-# %% grpo_loss ----------------------------------------------------------------------------------------------
+# %% grpo_loss -------------------------------------------------------------------------------------
 def look_at_loss(function: Callable) -> Iterator[tuple[str, jax.Array]]:
     """Value and gradient on the golden batch."""
     b = BATCH
-    arrays = [jnp.asarray(b[name]) for name in ("old_log_prob", "ref_log_prob", "grpo_advantage", "mask")]
+    arrays = [
+        jnp.asarray(b[name]) for name in ("old_log_prob", "ref_log_prob", "grpo_advantage", "mask")
+    ]
     loss = lambda log_prob: function(log_prob, *arrays, b["epsilon"].item(), b["beta"].item())  # noqa: E731
     jax.eval_shape(loss, b["log_prob"])  # traced as jax.jit does it in a training
     return look(loss)
@@ -258,13 +286,21 @@ def look_at_loss(function: Callable) -> Iterator[tuple[str, jax.Array]]:
 
 GRPO_LOSS = exercise("grpo", given=True)._replace(look=look_at_loss)
 
-EXERCISES = {"group_advantage": GROUP_ADVANTAGE, "completion_mask": COMPLETION_MASK, "grpo_loss": GRPO_LOSS}
+EXERCISES = {
+    "group_advantage": GROUP_ADVANTAGE,
+    "completion_mask": COMPLETION_MASK,
+    "grpo_loss": GRPO_LOSS,
+}
 
 
-# %% Training with them -------------------------------------------------------------------------------------
+# %% Training with them ----------------------------------------------------------------------------
 def as_method(group_advantage: Callable, completion_mask: Callable, grpo_loss: Callable) -> tuple:
-    """The reader's functions as `advantage` and `objective` of a METHOD file, which exercises.py is."""
-    eos_id = functools.cache(lambda model: llama.load_tokenizer(llama.fetch_model(model)[0]).eos_token_id)
+    """The reader's functions as `advantage` and `objective` of a METHOD file, which exercises.py
+    is.
+    """
+    eos_id = functools.cache(
+        lambda model: llama.load_tokenizer(llama.fetch_model(model)[0]).eos_token_id
+    )
 
     def advantage(samples):
         rewards = samples.rewards  # [B, G]
@@ -277,7 +313,13 @@ def as_method(group_advantage: Callable, completion_mask: Callable, grpo_loss: C
         mask = completion_mask(batch.completion_ids, eos_id(c.MODEL))  # [N, T]
         ref = pi.log_prob if batch.ref_log_prob is None else batch.ref_log_prob
         loss = grpo_loss(
-            pi.log_prob, batch.old_log_prob, ref, batch.advantage[:, 0], mask, c.EPSILON, batch.beta[0, 0]
+            pi.log_prob,
+            batch.old_log_prob,
+            ref,
+            batch.advantage[:, 0],
+            mask,
+            c.EPSILON,
+            batch.beta[0, 0],
         )  # []
         # The page subtracts the KL again, so we add it here; the reader's loss has its own.
         kl = script.k3((ref - pi.log_prob) * batch.mask)
@@ -286,13 +328,15 @@ def as_method(group_advantage: Callable, completion_mask: Callable, grpo_loss: C
     return advantage, objective
 
 
-# %% A reader's own loss ------------------------------------------------------------------------------------
+# %% A reader's own loss ---------------------------------------------------------------------------
 def read_loss(path: str) -> Callable:
     """The function `loss` of a file; raises UserError if there's none that takes the golden batch."""
     function = getattr(load_file(Path(path), "loss"), "loss", None)
     if not callable(function):
         raise UserError(f"{path}: has no function `loss`; name yours so")
-    needed = [name for name, p in inspect.signature(function).parameters.items() if p.default is p.empty]
+    needed = [
+        name for name, p in inspect.signature(function).parameters.items() if p.default is p.empty
+    ]
     if not {"log_prob"} <= set(needed) <= {"log_prob", *GIVEN}:
         may = f"log_prob and any of {', '.join(GIVEN)}"
         raise UserError(f"{path}: loss asks for {', '.join(needed)}; its arguments may be {may}")
@@ -300,7 +344,9 @@ def read_loss(path: str) -> Callable:
 
 
 def what_it_is(function: Callable) -> list[tuple[str, ...]]:
-    """Which methods a reader's loss may be, each with the fewest mistakes, two at most, that explain it."""
+    """Which methods a reader's loss may be, each with the fewest mistakes, two at most, that
+    explain it.
+    """
     wanted = inspect.signature(function).parameters.keys() - {"log_prob"}
     exercises = {method: exercise(method, "advantage" in wanted) for method in METHODS}
     looks = {}
@@ -313,12 +359,18 @@ def what_it_is(function: Callable) -> list[tuple[str, ...]]:
             looks[method] = dict(look(lambda log_prob, loss=loss: loss(log_prob=log_prob)))
         except Exception as error:
             raise UserError(f"your loss: {grader.in_one_line(error, function)}") from None
-    explained = ([(method, *words) for method, one in exercises.items()
-                  for words in one.explanations(looks[method], number)] for number in (0, 1, 2))  # fmt: skip
+    explained = (
+        [
+            (method, *words)
+            for method, one in exercises.items()
+            for words in one.explanations(looks[method], number)
+        ]
+        for number in (0, 1, 2)
+    )
     return next(filter(None, explained), [])
 
 
-# %% Main ---------------------------------------------------------------------------------------------------
+# %% Main ------------------------------------------------------------------------------------------
 def main(*functions: Callable) -> None:
     """Checks the reader's three functions, or the loss in the file on the command line.
 
@@ -332,7 +384,9 @@ def main(*functions: Callable) -> None:
         print("\nAll right. The main script trains the tiny Llama with them:")
         import grpo_llama3_1_8b_demo as script
 
-        script.main([f"METHOD={inspect.getsourcefile(functions[0])}", *(arguments or ["NUM_BATCHES=30"])])
+        script.main(
+            [f"METHOD={inspect.getsourcefile(functions[0])}", *(arguments or ["NUM_BATCHES=30"])]
+        )
 
     settings.exit_on_error(judge)
 
