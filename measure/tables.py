@@ -31,7 +31,7 @@ from typing import Any
 import pandas as pd
 import scipy.stats
 
-from measure import lock
+from measure import hosted, lock
 from measure.columns import paired, read_csv
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -330,7 +330,7 @@ def markdown(lines: Sequence[Sequence[str]]) -> str:
 
 
 def filled(page: Path) -> str:
-    """A page's text with every marked table as its source has it."""
+    """A page's text with every marked table and link as its source has it."""
     folder = ROOT / page.relative_to(ROOT).parts[0]
     pages = (
         tomllib.loads((folder / "study.toml").read_text()).get("page", {})
@@ -351,7 +351,7 @@ def filled(page: Path) -> str:
             lines = described(folder, pages[name], language)
         return f"<!-- table {name} -->\n\n{markdown(lines)}\n\n<!-- end -->"
 
-    return MARKED.sub(table, page.read_text())
+    return hosted.filled(MARKED.sub(table, page.read_text()), page, hosted.repository())
 
 
 def all_pages() -> list[Path]:
