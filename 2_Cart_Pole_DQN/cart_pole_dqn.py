@@ -98,7 +98,10 @@ class Constants:
             whole = getattr(self, name) % self.TRAIN_INTERVAL == 0
             settings.check(self, name, whole, f"a multiple of TRAIN_INTERVAL={self.TRAIN_INTERVAL}")
         steps = self.NUM_STEPS - self.LEARNING_STARTS
-        text = f"LEARNING_STARTS={self.LEARNING_STARTS} plus a multiple of EVAL_INTERVAL={self.EVAL_INTERVAL}"
+        text = (
+            f"LEARNING_STARTS={self.LEARNING_STARTS} plus a multiple of "
+            f"EVAL_INTERVAL={self.EVAL_INTERVAL}"
+        )
         settings.check(self, "NUM_STEPS", steps > 0 and steps % self.EVAL_INTERVAL == 0, text)
         below = f"at most EPSILON_START={self.EPSILON_START}"
         settings.check(self, "EPSILON_END", self.EPSILON_END <= self.EPSILON_START, below)
@@ -375,7 +378,10 @@ def main(arguments: list[str]) -> dict[str, Any]:
     c = settings.read(Constants, arguments)
     runs.start_jax()
     run_dir = runs.open_run("cart_pole_dqn", c)
-    updates = f"{(c.NUM_STEPS - c.LEARNING_STARTS) // c.TRAIN_INTERVAL:,} gradient steps of {c.BATCH_SIZE}"
+    updates = (
+        f"{(c.NUM_STEPS - c.LEARNING_STARTS) // c.TRAIN_INTERVAL:,} "
+        f"gradient steps of {c.BATCH_SIZE}"
+    )
     steps = f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} environment steps"
     print(f"{steps}, {updates} windows of {c.N_STEPS}, in {run_dir}")
     agents, log, compile_seconds = train(c)

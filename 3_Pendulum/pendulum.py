@@ -483,7 +483,8 @@ def main(arguments: list[str]) -> dict[str, Any]:
     run_dir = runs.open_run("pendulum", c)
     rollout = f"{c.NUM_ENVS} x {c.ROLLOUT_STEPS}"
     print(
-        f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} steps of {ENV.id} in rollouts of {rollout}, in {run_dir}"
+        f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} steps of {ENV.id} in rollouts of {rollout}, "
+        f"in {run_dir}"
     )
     agents, log, compile_seconds = train(c)
     runs.write_log(run_dir, log, c.SEED)

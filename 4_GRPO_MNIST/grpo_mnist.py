@@ -359,8 +359,9 @@ def run(
     env.updates_per_row(c, len(data.images))
     run_dir = runs.open_run(name, c)
     print(
-        f"data: {source}\n{method}, each update: {c.BATCH_SIZE} images, {c.BATCH_SIZE * c.NUM_GENERATIONS} "
-        f"guesses; {c.NUM_SEEDS} seeds side by side, in {run_dir}"
+        f"data: {source}\n{method}, each update: {c.BATCH_SIZE} images, "
+        f"{c.BATCH_SIZE * c.NUM_GENERATIONS} guesses; {c.NUM_SEEDS} seeds side by side, "
+        f"in {run_dir}"
     )
     agents, log, compile_seconds = train(c, data, make_agent, update)
     runs.write_log(run_dir, log, c.SEED, method=method)

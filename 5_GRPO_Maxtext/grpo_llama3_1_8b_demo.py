@@ -73,8 +73,8 @@ class Constants(Variants, Extras, Machine):
     SEED: Seed = 0  # orders the questions and samples the answers; the weights come from MODEL
     SYSTEM_PROMPT: str = (
         "You are given a problem. Think about it and write your reasoning between <reasoning> and "
-        "</reasoning>. Then give the final answer, one number and nothing else, between <answer> and "
-        "</answer>."
+        "</reasoning>. Then give the final answer, one number and nothing else, between <answer> "
+        "and </answer>."
     )  # what the model is asked to write; built-in rewards that want <think> swap the tags, your own don't
     TEMPLATE: str = (
         pair(  # the tiny Llama learned its format from demonstrations; it follows no instructions

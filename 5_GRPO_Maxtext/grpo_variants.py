@@ -100,8 +100,8 @@ def maxrl_advantage(samples):
     rewards = samples.rewards  # [B, G]
     if (least := rewards.min()) < 0:
         raise UserError(
-            f"ADVANTAGE=maxrl: divides by the mean reward, and one is {least:g}; take rewards that are never "
-            "negative, such as REWARDS=correctness_reward"
+            f"ADVANTAGE=maxrl: divides by the mean reward, and one is {least:g}; take rewards that "
+            "are never negative, such as REWARDS=correctness_reward"
         )
     mean = rewards.mean(axis=1, keepdims=True)  # [B, 1]
     return (rewards - mean) / np.where(mean > 0, mean, 1.0)

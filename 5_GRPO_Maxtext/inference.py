@@ -64,8 +64,8 @@ class Constants(Arrays):
     # --- how a run asked; without one, how the main script would
     SYSTEM_PROMPT: str = (
         "You are given a problem. Think about it and write your reasoning between <reasoning> and "
-        "</reasoning>. Then give the final answer, one number and nothing else, between <answer> and "
-        "</answer>."
+        "</reasoning>. Then give the final answer, one number and nothing else, between <answer> "
+        "and </answer>."
     )  # what the model is asked to write
     TEMPLATE: str = (
         pair(  # the tiny Llama learned its format from demonstrations; it knows no instructions
@@ -217,8 +217,8 @@ def add_prompts(c: Constants, rows, tokenizer, think_tags: bool = False) -> list
     rows, too_long = prompts.with_prompts(c, numbered, tokenizer, think_tags)
     for _, number, length in too_long:
         raise UserError(
-            f"MAX_PROMPT_LENGTH={c.MAX_PROMPT_LENGTH}: question {number} takes {length} tokens, template "
-            "included; shorten it, or raise the limit (longer ones were not trained)"
+            f"MAX_PROMPT_LENGTH={c.MAX_PROMPT_LENGTH}: question {number} takes {length} tokens, "
+            "template included; shorten it, or raise the limit (longer ones were not trained)"
         )
     unknown = []
     for row in rows:
@@ -229,7 +229,8 @@ def add_prompts(c: Constants, rows, tokenizer, think_tags: bool = False) -> list
         ]
     if unknown:
         print(
-            f"note: {c.MODEL} has no token for {' '.join(dict.fromkeys(unknown))!r}, and cannot see it"
+            f"note: {c.MODEL} has no token for {' '.join(dict.fromkeys(unknown))!r}, "
+            "and cannot see it"
         )
     return rows
 

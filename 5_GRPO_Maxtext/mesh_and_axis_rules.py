@@ -376,12 +376,13 @@ def main(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     show_layer(results["both"])
     tables = {"strategies": strategy_table(results)}
     print(
-        "\n3. The same layer under other rules. Difference: to one device, relative, of outputs, loss, "
-        f"updated weights and gradients\n\n{tables['strategies']}"
+        "\n3. The same layer under other rules. Difference: to one device, relative, of outputs, "
+        f"loss, updated weights and gradients\n\n{tables['strategies']}"
     )
     tables["ledger"] = ledger_table(llama_8b_axes())
     print(
-        f"\n4. The memory ledger of Llama 3.1 8B, per device (no activations yet)\n\n{tables['ledger']}"
+        "\n4. The memory ledger of Llama 3.1 8B, "
+        f"per device (no activations yet)\n\n{tables['ledger']}"
     )
     llamas = {name: run_llama(c, STRATEGIES[name]) for name in ("one device", "both", "FSDP")}
     tables["llama"] = llama_table(llamas)

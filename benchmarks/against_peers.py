@@ -12,11 +12,11 @@ in environments of their own, and CleanRL and purejaxrl are clones, which run as
     install -p /tmp/purejaxrl/bin/python --exclude-newer 2024-09-10 \
         -r /tmp/peers/purejaxrl/requirements.txt gymnasium
     uv venv -p 3.11 /tmp/cleanrl && uv pip install -p /tmp/cleanrl/bin/python torch==2.4.1
-        tensorboard tyro \ jax==0.4.31 jaxlib==0.4.31 flax==0.9.0 optax==0.2.3 'numpy<2'
+        tensorboard tyro \\ jax==0.4.31 jaxlib==0.4.31 flax==0.9.0 optax==0.2.3 'numpy<2'
         gymnasium==0.29.1 'setuptools<70'
     python benchmarks/against_peers.py 2_Cart_Pole_DQN SB3=/tmp/sb3/bin/python
-        REJAX=/tmp/rejax/bin/python \ PUREJAXRL=/tmp/purejaxrl/bin/python
-        PUREJAXRL_CHECKOUT=/tmp/peers/purejaxrl \ CLEANRL=/tmp/cleanrl/bin/python
+        REJAX=/tmp/rejax/bin/python \\ PUREJAXRL=/tmp/purejaxrl/bin/python
+        PUREJAXRL_CHECKOUT=/tmp/peers/purejaxrl \\ CLEANRL=/tmp/cleanrl/bin/python
         CLEANRL_CHECKOUT=/tmp/peers/cleanrl
     python benchmarks/against_peers.py 3_Pendulum ...           # the same options
 

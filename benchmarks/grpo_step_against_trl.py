@@ -130,7 +130,8 @@ def main() -> None:
     write_csv(HERE / "grpo_step_against_trl.csv", rows)
     for beta, found in ratios.items():
         print(
-            f"beta {beta}: ratio {statistics.median(found):.2f} in the median, {max(found):.2f} at worst"
+            f"beta {beta}: ratio {statistics.median(found):.2f} in the median, "
+            f"{max(found):.2f} at worst"
         )
 
 

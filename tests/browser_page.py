@@ -352,7 +352,10 @@ def test_no_word_is_broken_however_narrow_the_page(run, show, tmp_path):
                 }
         }
         return found"""
-    wide = "return [...document.querySelectorAll('.scroll')].some((e) => e.scrollWidth > e.clientWidth)"
+    wide = (
+        "return [...document.querySelectorAll('.scroll')].some((e) "
+        "=> e.scrollWidth > e.clientWidth)"
+    )
     for width in (718, 320, 390, 768, 900, 1400):
         media = "print" if width == 718 else ""  # A4 within its margins
         look_like(driver, width, 800, phone=width < 400)

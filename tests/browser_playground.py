@@ -316,7 +316,10 @@ def test_points_and_tokens_equal_the_main_scripts(show):
     texts += [
         json.loads(line)["question"] for line in (settings.HERE / "tiny_gsm8k/test.jsonl").open()
     ]
-    pieces = "module('tokenizer').pieces(text, module('pool').VOCABULARY_WORDS).map(({token}) => token ?? 3)"
+    pieces = (
+        "module('tokenizer').pieces(text, "
+        "module('pool').VOCABULARY_WORDS).map(({token}) => token ?? 3)"
+    )
     found = run(driver, f"given[0].map((text) => {pieces})", [*texts, "<|eot_id|>"])
     assert found[:-1] == [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
     # a mark of the conversation is no text: typed in, its signs are unknown
@@ -731,7 +734,10 @@ def test_missions_set_up_what_they_say(show, room):
 @pytest.mark.parametrize("figure", ["crawl", "clip", "passes", "group", "gae"])
 def test_a_figure_stands_alone_in_a_page(show, figure, tmp_path):
     driver, outer = show("clip"), tmp_path / "page.html"
-    script = "<script>addEventListener('message', ({data}) => { document.title = data.playground })</script>"
+    script = (
+        "<script>addEventListener('message', ({data}) => { "
+        "document.title = data.playground })</script>"
+    )
     outer.write_text(f"<iframe src='{PAGE.as_uri()}#figure={figure}' width=300></iframe>{script}")
     driver.get(outer.as_uri())
     WebDriverWait(driver, 20).until(lambda d: d.title.isdigit() and int(d.title) > 150)

@@ -51,5 +51,8 @@ def texts(driver, selector):
 
 def turn(driver, name, value):
     """Moves a slider as a reader would."""
-    script = "const [s, to] = arguments; s.value = to; s.dispatchEvent(new Event('input', {bubbles: true}))"
+    script = (
+        "const [s, to] = arguments; s.value = to; s.dispatchEvent(new Event('input', {bubbles: "
+        "true}))"
+    )
     driver.execute_script(script, one(driver, f"#{name}"), value)

@@ -207,8 +207,8 @@ def test_on_gke_the_report_reaches_the_bucket_however_the_run_ends(desk, tmp_pat
 
 
 COMMAND = re.compile(
-    r"^(?:# +|!)?((?:\w+=\S+ )*(?:bash|sbatch|\S*python) 5_GRPO_Maxtext/(?:launch/|grpo_llama)[^#\n]*)"
-    r"(?:# *(\S+))?|TPU=(\S+)",
+    r"^(?:# +|!)?((?:\w+=\S+ )*(?:bash|sbatch|\S*python) "
+    r"5_GRPO_Maxtext/(?:launch/|grpo_llama)[^#\n]*)(?:# *(\S+))?|TPU=(\S+)",
     re.M,
 )
 

@@ -17,6 +17,7 @@ import pytest
 
 # isort: skip
 from table_policy import CLOSE, EOS, PAD, TABLE, VOCABULARY, Scripted, Tokenizer, constants_of
+
 from table_policy import log_probs_by_hand, questions, train, train_llm, two_tables  # isort: skip
 from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner
 from tunix.rl.rl_cluster import ClusterConfig, RLCluster, RLTrainingConfig, Role

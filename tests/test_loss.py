@@ -14,10 +14,22 @@ import numpy as np
 import pytest
 
 # isort: skip
-from table_policy import ADVANTAGES, ANSWERS, CLOSE, MASK, OLD, PROMPTS, REFERENCE, TABLE
-
 # isort: skip
-from table_policy import constants_of, log_probs_by_hand, loss_of, mean, value_and_gradient
+from table_policy import (
+    ADVANTAGES,
+    ANSWERS,
+    CLOSE,
+    MASK,
+    OLD,
+    PROMPTS,
+    REFERENCE,
+    TABLE,
+    constants_of,
+    log_probs_by_hand,
+    loss_of,
+    mean,
+    value_and_gradient,
+)
 from tunix.rl import common
 
 import grpo_by_hand as by_hand

@@ -151,7 +151,10 @@ def test_the_ledger_counts_llama_8b(probe):
     # the notes' rules cut the MLPs only
     assert ledger["both, three rules only"] == total - mlps // 2
     for cell in (
-        "one device | 8,030,261,248 | 16.1 + 16.1 + 32.1 = 64.2 GB | 32.1 + 32.1 + 64.2 = 128.5 GB | none |",
+        (
+            "one device | 8,030,261,248 | 16.1 + 16.1 + 32.1 = 64.2 GB | 32.1 "
+            "+ 32.1 + 64.2 = 128.5 GB | none |"
+        ),
         "both | 4,015,130,624 | 8.0 + 8.0 + 16.1 = 32.1 GB | 16.1 + 16.1 + 32.1 = 64.2 GB | v5p |",
     ):
         assert cell in probe["text"]

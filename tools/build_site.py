@@ -50,8 +50,8 @@ FIGURES = {  # and below a picture
 }
 # Terms that are everyday words, too: no hint where they occur.
 EVERYDAY = (
-    "action agent batch clip group host mask mesh network prompt pull replay return reward seed slice solved "
-    "state target value window"
+    "action agent batch clip group host mask mesh network prompt pull replay return reward seed "
+    "slice solved state target value window"
 )
 
 

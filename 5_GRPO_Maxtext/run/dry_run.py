@@ -56,16 +56,16 @@ def dry_run(c, arguments: Sequence[str], course: ModuleType, tables) -> None:
         model, _ = llama.abstract_model(hf, config, jax.devices()[:1])
         parameters = llama.count_parameters(model)  # nothing was allocated
         print(
-            f"model    {source}\n         {parameters:,} parameters, {hf.num_hidden_layers} layers, "
-            f"{c.DTYPE} over {c.WEIGHT_DTYPE}"
+            f"model    {source}\n         {parameters:,} parameters, {hf.num_hidden_layers} "
+            f"layers, {c.DTYPE} over {c.WEIGHT_DTYPE}"
         )
         check_data(c, hf, folder and llama.load_tokenizer(folder), course)
         sequences = c.BATCH_SIZE * c.NUM_GENERATIONS
         tokens = sequences * (c.MAX_PROMPT_LENGTH + c.TOTAL_GENERATION_STEPS)
         passes = c.BATCH_SIZE // (c.TRAIN_MICRO_BATCH_SIZE or c.BATCH_SIZE)
         print(
-            f"step     {c.BATCH_SIZE} prompts x {c.NUM_GENERATIONS} answers = {sequences} sequences, up to "
-            f"{tokens:,} tokens, in {passes} gradient pass(es)\n"
+            f"step     {c.BATCH_SIZE} prompts x {c.NUM_GENERATIONS} answers = {sequences} "
+            f"sequences, up to {tokens:,} tokens, in {passes} gradient pass(es)\n"
             f"run      {c.NUM_BATCHES:,} steps, {c.NUM_BATCHES * c.NUM_ITERATIONS:,} updates, "
             f"{c.NUM_BATCHES * sequences:,} answers"
         )
@@ -156,8 +156,8 @@ def check_paths(c, trained: int) -> None:
     size = memory.checkpoint_bytes(c, trained)
     count = -(-c.NUM_BATCHES // c.SAVE_INTERVAL_STEPS)
     print(
-        f"saves    {count:,} checkpoints of {size / memory.GIB:.3g} GiB, the last {c.MAX_TO_KEEP} kept: "
-        f"{size * c.MAX_TO_KEEP / memory.GIB:.3g} GiB in {c.CHECKPOINT_DIR or folder}"
+        f"saves    {count:,} checkpoints of {size / memory.GIB:.3g} GiB, the last {c.MAX_TO_KEEP} "
+        f"kept: {size * c.MAX_TO_KEEP / memory.GIB:.3g} GiB in {c.CHECKPOINT_DIR or folder}"
     )
     if on_target(c):
         memory.check_disk(c, trained, c.CHECKPOINT_DIR or f"{folder}/checkpoints")

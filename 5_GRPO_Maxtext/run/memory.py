@@ -280,8 +280,8 @@ def verdict(c, machine: Machine, trains: int, needs: Estimate, peak: float, sour
     share = f"HBM_UTILIZATION_VLLM={c.HBM_UTILIZATION_VLLM}"
     if not least <= c.HBM_UTILIZATION_VLLM <= most:
         raise UserError(
-            f"{share}: of {limit} vLLM needs {needs.weights:.1f} for weights and {needs.cache:.1f} for a "
-            f"step's KV cache, {needs.taken:.1f} are taken when it starts, training takes {peak:.1f}; use "
-            f"{least} to {most}"
+            f"{share}: of {limit} vLLM needs {needs.weights:.1f} for weights and {needs.cache:.1f} "
+            f"for a step's KV cache, {needs.taken:.1f} are taken when it starts, training takes "
+            f"{peak:.1f}; use {least} to {most}"
         )
     return f"{fits}; vLLM needs {needs.weights:.1f} + KV cache {needs.cache:.1f}, {share} is enough"

@@ -92,7 +92,8 @@ class TrainingLog:
         self.rows = [row for row in read_log(self._path) if row["step"] <= first_step]
         if (lost := first_step - len(self.rows)) > 0:
             print(
-                f"{self._path} has lost the rows of {lost:,} steps; the run goes on, its curves lack them"
+                f"{self._path} has lost the rows of {lost:,} steps; the run goes on, "
+                "its curves lack them"
             )
         self._write()
         (logs / "tensorboard").mkdir(exist_ok=True)
@@ -244,8 +245,8 @@ class TrainingRun:
         if self._nonfinite > c.MAX_NONFINITE_UPDATES:
             raise UserError(
                 f"the {bad[0]}; that update was not applied, and no checkpoint holds it. Lower "
-                f"LEARNING_RATE={c.LEARNING_RATE} or MAX_GRAD_NORM={c.MAX_GRAD_NORM}, and start a new run, "
-                f"or let some pass (MAX_NONFINITE_UPDATES={c.MAX_NONFINITE_UPDATES})"
+                f"LEARNING_RATE={c.LEARNING_RATE} or MAX_GRAD_NORM={c.MAX_GRAD_NORM}, and start a "
+                f"new run, or let some pass (MAX_NONFINITE_UPDATES={c.MAX_NONFINITE_UPDATES})"
             )
 
     def finish_step(self, step: int, samples, batch, params, opt_state, metrics) -> None:

@@ -33,8 +33,8 @@ def make_prompts(c, rows, source: str, tokenizer, think_tags: bool, too_long: Pa
         )
         more = f", ... ({f'all in {too_long}' if too_long else 'and more'})" if left_out[3:] else ""
         print(
-            f"{source}: {len(left_out):,} of {len(rows):,} questions are longer than MAX_PROMPT_LENGTH="
-            f"{c.MAX_PROMPT_LENGTH} and left out: {named}{more}"
+            f"{source}: {len(left_out):,} of {len(rows):,} questions are longer than "
+            f"MAX_PROMPT_LENGTH={c.MAX_PROMPT_LENGTH} and left out: {named}{more}"
         )
         if too_long:
             with open(too_long, "a", newline="", encoding="utf-8") as file:
@@ -93,8 +93,8 @@ def to_prompt(tokenizer, question: str, *, template: str, system_prompt: str) ->
         fault = f"fails ({type(error).__name__}: {' '.join(str(error).split()):.200})"
     if fault:
         raise UserError(
-            f"MODEL={tokenizer.name_or_path}: its chat template {fault}; correct chat_template in its "
-            "tokenizer's files, or take another model"
+            f"MODEL={tokenizer.name_or_path}: its chat template {fault}; correct chat_template in "
+            "its tokenizer's files, or take another model"
         )
     return prompt
 

@@ -65,7 +65,10 @@ def parse_sources(spec: str, constant: str = "DATASET") -> list[tuple[str, float
         or len(set(colons)) > 1
         or not all(0 < weight < math.inf for weight in weights)
     ):
-        rule = "name each source once, all of them with a weight above 0 or none: a.jsonl:0.7,b.jsonl:0.3"
+        rule = (
+            "name each source once, all of them with a weight above 0 or none: "
+            "a.jsonl:0.7,b.jsonl:0.3"
+        )
         raise UserError(f"{constant}={spec}: {rule}")
     return list(zip(names, weights))
 
@@ -242,8 +245,9 @@ def read_tfds_gsm8k(split: str, constant: str) -> tuple[list[tuple[int, Any]], s
         # tensorflow-datasets tries for over 200 s
         if not reachable("https://raw.githubusercontent.com"):
             raise OutOfReach(
-                f"{constant}=gsm8k: no network, and nothing prepared in {builder.data_dir_root}; prepare it "
-                "on a machine with a network and set TFDS_DATA_DIR, or give a JSON, JSONL or Parquet file"
+                f"{constant}=gsm8k: no network, and nothing prepared in {builder.data_dir_root}; "
+                "prepare it on a machine with a network and set TFDS_DATA_DIR, or give a JSON, "
+                "JSONL or Parquet file"
             )
         builder.download_and_prepare()
     rows = [

@@ -213,8 +213,9 @@ def make_grader(
             raise UserError(f"{place}: {task_rewards.unknown_data_source(row['data_source'])}")
         if by_number and parse_number(row["answer"]) is None:
             raise UserError(
-                f"REWARDS={rewards}: check_answer and check_numbers grade numbers, the answer in {place} is "
-                f"{row['answer']!r:.40}; leave REWARDS empty, then compute_score grades by data_source"
+                f"REWARDS={rewards}: check_answer and check_numbers grade numbers, the answer in "
+                f"{place} is {row['answer']!r:.40}; leave REWARDS empty, "
+                "then compute_score grades by data_source"
             )
     if "compute_score" in names:
         known["compute_score"] = by_row(known["compute_score"], reward_file)
@@ -262,7 +263,10 @@ def by_row(score: Callable[..., float], reward_file: str) -> Reward:
     try:
         inspect.signature(score).bind(**dict.fromkeys(SCORE_ARGUMENTS))
     except TypeError as error:
-        told = f"REWARD_FUNC={reward_file}: compute_score {error}; it takes {', '.join(SCORE_ARGUMENTS)}"
+        told = (
+            f"REWARD_FUNC={reward_file}: compute_score {error}; "
+            f"it takes {', '.join(SCORE_ARGUMENTS)}"
+        )
         raise UserError(told) from None
     scored: dict[tuple[str, ...], float] = {}
 

@@ -215,8 +215,8 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_
 def unknown_data_source(data_source: str) -> str:
     """The message for a data_source that `compute_score` doesn't know."""
     return (
-        f"data_source {data_source!r} is none that compute_score knows ({', '.join(GRADERS)}); rename it, or "
-        "give REWARD_FUNC a file with a compute_score of your own"
+        f"data_source {data_source!r} is none that compute_score knows ({', '.join(GRADERS)}); "
+        "rename it, or give REWARD_FUNC a file with a compute_score of your own"
     )
 
 

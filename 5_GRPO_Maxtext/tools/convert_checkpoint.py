@@ -206,8 +206,8 @@ def to_huggingface(
     adapted = [name.removesuffix("_lora_a") for name in stored if name.endswith("_lora_a")]
     if not checkpoint and (adapted or not c.MODEL):
         raise UserError(
-            f"MODEL={c.MODEL}: SOURCE={c.SOURCE} is not in a run, whose constants.json would name MODEL and "
-            f"LORA_ALPHA; give {'the folder of the run' if adapted else 'MODEL'}"
+            f"MODEL={c.MODEL}: SOURCE={c.SOURCE} is not in a run, whose constants.json would name "
+            f"MODEL and LORA_ALPHA; give {'the folder of the run' if adapted else 'MODEL'}"
         )
     model = c.MODEL or checkpoint.constants["MODEL"]
     folder, hf = llama.fetch_model(model)

@@ -478,7 +478,10 @@ def check(
         source = f"compiled, {worst['program']}"
         return (
             rows,
-            f"{case}: yes: {memory.verdict(c, machine, len(trainer), needs, worst['peak'], source)}",
+            (
+                f"{case}: yes: "
+                f"{memory.verdict(c, machine, len(trainer), needs, worst['peak'], source)}"
+            ),
         )
     except UserError as error:
         remedy = "ALGORITHM=PPO, take GRPO, which has no critic; or " if critic else ""

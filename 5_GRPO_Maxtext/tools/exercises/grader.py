@@ -93,7 +93,10 @@ def judge(function: Callable, exercise: Exercise) -> str:
     names = next(
         itertools.chain(*(exercise.explanations(found, number) for number in (1, 2))), None
     )
-    none = f"None of the {len(exercise.mistakes)} usual mistakes gives exactly this, nor do two at once."
+    none = (
+        f"None of the {len(exercise.mistakes)} usual mistakes gives exactly this, "
+        "nor do two at once."
+    )
     why = f"This is what comes out if {'; and '.join(names)}." if names else none
     return "\n".join(["wrong", *difference, why])
 
@@ -106,7 +109,10 @@ def in_one_line(error: Exception, function: Callable) -> str:
     lines = [frame.lineno for frame in inspect.trace() if frame.filename == file]
     message = str(error).strip().split("\n")[0]
     if name.startswith("Tracer"):
-        message = "inside jax.jit a value is not known yet: use `jnp.where`, not `if`, and `jnp`, not `np`"
+        message = (
+            "inside jax.jit a value is not known yet: use `jnp.where`, not `if`, and `jnp`, "
+            "not `np`"
+        )
     if "None" in message:
         message += "; is the `return` missing?"
     return f"line {lines[-1]} raises {name}: {message}" if lines else message
