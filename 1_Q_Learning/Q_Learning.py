@@ -37,9 +37,7 @@ class Constants:
     """Edit a value here, or give it for one run as NAME=value."""
 
     # --- the world
-    SIZE: TwoOrMore = (
-        4  # rows and columns of the grid; the start is upper left, the goal lower right
-    )
+    SIZE: TwoOrMore = 4  # rows and columns; the start is upper left, the goal lower right
     GOAL_REWARD: Positive = 100.0  # for the move that reaches the goal, instead of STEP_REWARD
     STEP_REWARD: Negative = -1.0  # for every other move, bumping into a wall included
     # --- learning
@@ -48,9 +46,7 @@ class Constants:
     NUM_EPISODES: Count = 20_000  # each from the start to the goal, or to the step limit
     MAX_STEPS_PER_EPISODE: Count = 100  # then the episode is truncated, which is not a termination
     # --- exploration: the probability of a random action falls linearly, then stays
-    EPSILON_START: Probability = (
-        1.0  # probability of a random action at first; 1: all moves are random
-    )
+    EPSILON_START: Probability = 1.0  # chance of a random action at first; 1: all moves are random
     EPSILON_END: Probability = 0.01  # ... and in the end; 0: no exploration at the end
     DECAY_EPISODES: Count = 10_000  # episodes from EPSILON_START to EPSILON_END
     # --- the run

@@ -48,44 +48,35 @@ class Constants:
 
     # --- learning
     NUM_STEPS: Count = 50_000  # environment steps of each seed
-    LEARNING_STARTS: Count = (
-        1_000  # steps played before the first gradient step, for more than one episode
-    )
-    TRAIN_INTERVAL: Count = (
-        2  # environment steps between gradient steps; 1 makes twice as many of them
-    )
+    # steps played before the first gradient step, for more than one episode
+    LEARNING_STARTS: Count = 1_000
+    # environment steps between gradient steps; 1 makes twice as many of them
+    TRAIN_INTERVAL: Count = 2
     BATCH_SIZE: Size = 64  # windows of N_STEPS transitions sampled from the buffer
     REPLAY_CAPACITY: Count = 10_000  # transitions kept; the oldest is overwritten
     GAMMA: BelowOne = 0.99  # discount; horizon 1 / (1 - GAMMA), about 100 steps
     LEARNING_RATE: Positive = 1e-3  # Adam's, at the first gradient step
-    LEARNING_RATE_END: NonNegative = (
-        0.0  # ... at the last; linear in between. Equal values: no decay
-    )
+    # ... at the last; linear in between. Equal values: no decay
+    LEARNING_RATE_END: NonNegative = 0.0
     # --- what holds it steady
     TARGET_SYNC_INTERVAL: Count = 250  # environment steps between copies into the target network
     N_STEPS: Size = 5  # rewards counted before the network's own estimate; 1: the DQN of 2015
-    DOUBLE_DQN: bool = (
-        True  # the online network chooses the next action, the target network values it
-    )
-    SCALE_OBSERVATIONS: bool = (
-        True  # divide by env.OBSERVATION_SCALE: all four numbers reach about 1
-    )
+    # the online network chooses the next action, the target network values it
+    DOUBLE_DQN: bool = True
+    # divide by env.OBSERVATION_SCALE: all four numbers reach about 1
+    SCALE_OBSERVATIONS: bool = True
     HIDDEN_SIZE: Size = 64  # width of the two hidden layers
     # --- exploration: epsilon falls in a straight line, then stays
-    EPSILON_START: Probability = (
-        1.0  # probability of a random action at first; 1: all actions are random
-    )
+    EPSILON_START: Probability = 1.0  # chance of a random action at first; 1: all are random
     EPSILON_END: Probability = 0.01  # ... and in the end; 0: no exploration at the end
     DECAY_STEPS: Count = 10_000  # environment steps from EPSILON_START to EPSILON_END
     # --- the run
     SEED: Seed = 0  # of the first seed
     NUM_SEEDS: Size = 10  # SEED, SEED + 1, ...: trained side by side by jax.vmap
-    EVAL_INTERVAL: Count = (
-        1_000  # environment steps between evaluations of the greedy policy during training
-    )
-    EVAL_EPISODES: Count = (
-        100  # greedy episodes per seed after training, on Gymnasium's own CartPole-v1
-    )
+    # environment steps between evaluations of the greedy policy during training
+    EVAL_INTERVAL: Count = 1_000
+    # greedy episodes per seed after training, on Gymnasium's own CartPole-v1
+    EVAL_EPISODES: Count = 100
     RUN_DIR: str = ""  # empty: runs/cart_pole_dqn/<time>
 
     def __post_init__(self):

@@ -57,30 +57,25 @@ class Constants:
     ROLLOUT_STEPS: Count = 125  # steps of each environment in a rollout
     # --- judging
     GAMMA: BelowOne = 0.99  # discount; horizon 1 / (1 - GAMMA), about 100 steps
-    GAE_LAMBDA: Probability = (
-        0.95  # 0: trust the critic after one step; 1: trust only the rewards (no GAE)
-    )
+    # 0: trust the critic after one step; 1: trust only the rewards (no GAE)
+    GAE_LAMBDA: Probability = 0.95
     NORMALIZE_ADVANTAGES: bool = True  # to mean 0 and standard deviation 1, in each mini-batch
     # --- learning
     ACTOR_LEARNING_RATE: Positive = 1e-3  # Adam's
     CRITIC_LEARNING_RATE: Positive = 3e-3  # Adam's
     NUM_EPOCHS: Size = 10  # passes over each rollout
     MINIBATCH_SIZE: TwoOrMore = 50  # steps in one gradient step
-    CLIP_EPSILON: PositiveOrInf = (
-        0.2  # no gain from moving the ratio beyond 1 +- this; 1e9 switches it off
-    )
+    CLIP_EPSILON: PositiveOrInf = 0.2  # no gain from a ratio beyond 1 +- this; 1e9 switches it off
     # --- networks
     HIDDEN_SIZE: Size = 64  # width of the two hidden layers of each network
     SCALE_OBSERVATIONS: bool = True  # divide by ENV.observation_scale: all numbers reach about 1
     # --- the run
     SEED: Seed = 0  # of the first seed
     NUM_SEEDS: Size = 10  # SEED, SEED + 1, ...: trained side by side by jax.vmap
-    EVAL_INTERVAL: Count = (
-        5_000  # environment steps between evaluations of the greedy policy during training
-    )
-    EVAL_EPISODES: Count = (
-        100  # greedy episodes per seed after training, on Gymnasium's own CartPole-v1
-    )
+    # environment steps between evaluations of the greedy policy during training
+    EVAL_INTERVAL: Count = 5_000
+    # greedy episodes per seed after training, on Gymnasium's own CartPole-v1
+    EVAL_EPISODES: Count = 100
     RUN_DIR: str = ""  # empty: runs/ppo/<time>
 
     def __post_init__(self):

@@ -48,20 +48,15 @@ class Constants:
     """Edit a value here, or give it for one run as NAME=value."""
 
     # --- collecting: one rollout is an episode of every environment, learned from and thrown away
-    NUM_STEPS: Count = (
-        100_000  # environment steps of each seed, as played; the last rollout may run over
-    )
-    NUM_ENVS: TwoOrMore = (
-        8  # environments of each seed, side by side: whole episodes for each gradient step
-    )
+    NUM_STEPS: Count = 100_000  # environment steps of each seed; the last rollout may run over
+    # environments of each seed, side by side: whole episodes for each gradient step
+    NUM_ENVS: TwoOrMore = 8
     # --- judging
     GAMMA: Probability = 0.99  # discount; horizon 1 / (1 - GAMMA), about 100 steps
-    BASELINE: Literal["no_baseline", "batch_mean", "critic_baseline"] = (
-        "critic_baseline"  # what we subtract
-    )
-    REWARD_TO_GO: bool = (
-        True  # credit an action with what came after it; False: with the whole return
-    )
+    # what we subtract
+    BASELINE: Literal["no_baseline", "batch_mean", "critic_baseline"] = "critic_baseline"
+    # credit an action with what came after it; False: with the whole return
+    REWARD_TO_GO: bool = True
     # --- learning
     ACTOR_LEARNING_RATE: Positive = 1e-2  # Adam's
     CRITIC_LEARNING_RATE: Positive = 3e-3  # Adam's
@@ -73,12 +68,10 @@ class Constants:
     # --- the run
     SEED: Seed = 0  # of the first seed
     NUM_SEEDS: Size = 10  # SEED, SEED + 1, ...: trained side by side by jax.vmap
-    EVAL_INTERVAL: Count = (
-        5_000  # environment steps between evaluations of the greedy policy during training
-    )
-    EVAL_EPISODES: Count = (
-        100  # greedy episodes per seed after training, on Gymnasium's own CartPole-v1
-    )
+    # environment steps between evaluations of the greedy policy during training
+    EVAL_INTERVAL: Count = 5_000
+    # greedy episodes per seed after training, on Gymnasium's own CartPole-v1
+    EVAL_EPISODES: Count = 100
     RUN_DIR: str = ""  # empty: runs/reinforce/<time>
 
     def __post_init__(self):

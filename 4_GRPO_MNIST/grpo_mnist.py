@@ -66,9 +66,7 @@ class Constants:
     """Edit a value here, or give it for one run as NAME=value."""
 
     # --- data
-    MNIST_PATH: str = (
-        ""  # empty: tensorflow-datasets (offline: the subset); subset: that; or Keras's .npz
-    )
+    MNIST_PATH: str = ""  # empty: tensorflow-datasets (offline: subset); subset; or Keras's .npz
     DATA_DIR: str = "~/tensorflow_datasets"  # where tensorflow-datasets keeps mnist
     # --- collecting: one rollout is BATCH_SIZE images, guessed G times each, learned from and thrown away
     BATCH_SIZE: Size = 128  # images per update; the guesses are G times as many
@@ -76,27 +74,22 @@ class Constants:
     NUM_EPOCHS: Size = 10  # passes over the training images
     # --- learning
     LEARNING_RATE: Positive = 0.003  # Adam's, at its peak; falls to 0 along half a cosine
-    WARMUP_FRACTION: BelowOne = (
-        0.1  # share of the updates in which it rises; 0: it may forget a digit
-    )
-    NUM_ITERATIONS: UpTo64 = (
-        1  # mu, updates per rollout; at 1 the ratio is 1, so the clip does nothing
-    )
+    # share of the updates in which it rises; 0: it may forget a digit
+    WARMUP_FRACTION: BelowOne = 0.1
+    # mu, updates per rollout; at 1 the ratio is 1, so the clip does nothing
+    NUM_ITERATIONS: UpTo64 = 1
     CLIP_EPSILON: PositiveOrInf = 0.2  # the ratio is clipped this far below 1; inf: no clip
-    CLIP_EPSILON_HIGH: PositiveOrInf = (
-        0.2  # ... and above 1; 0.28 is DAPO's clip-higher; inf: no clip
-    )
-    BETA: NonNegative = (
-        0.1  # weight of the KL to the frozen reference, the untrained network; 0: no KL
-    )
+    # ... and above 1; 0.28 is DAPO's clip-higher; inf: no clip
+    CLIP_EPSILON_HIGH: PositiveOrInf = 0.2
+    # weight of the KL to the frozen reference, the untrained network; 0: no KL
+    BETA: NonNegative = 0.1
     # --- networks
     HIDDEN_SIZE: Size = 128  # of both hidden layers
     # --- the run
     SEED: Seed = 0  # seed of the weights, the order of the images and the guesses
     NUM_SEEDS: Size = 5  # trained side by side: SEED, SEED + 1, ...
-    LOGS_PER_EPOCH: Count = (
-        2  # rows of log.csv per epoch, each with an evaluation on the validation images
-    )
+    # rows of log.csv per epoch, each with an evaluation on the validation images
+    LOGS_PER_EPOCH: Count = 2
     RUN_DIR: str = ""  # empty: runs/grpo_mnist/<time>
 
 

@@ -31,17 +31,14 @@ from data import NUM_DIGITS, NUM_PIXELS
 class Constants(script.Constants):
     """Those of grpo_mnist.py, and what can be exchanged there."""
 
-    METHOD: Literal["grpo", "cross_entropy", "ppo", "reinforce", "exact"] = (
-        "grpo"  # who learns, see above
-    )
+    # who learns, see above
+    METHOD: Literal["grpo", "cross_entropy", "ppo", "reinforce", "exact"] = "grpo"
     NUM_GENERATIONS: settings.Size = 8  # G; 1 has no group: only ADVANTAGE=batch_mean takes it
     ADVANTAGE: Literal["group_std", "group", "batch_mean", "leave_one_out"] = "group_std"  # GRPO's
-    KL_ESTIMATOR: Literal["k1", "k2", "k3"] = (
-        "k3"  # Schulman 2020; as a loss each pulls another way
-    )
-    SKIP_ZERO_VARIANCE: bool = (
-        False  # True: groups whose rewards are all equal do not count in GRPO's mean
-    )
+    # Schulman 2020; as a loss each pulls another way
+    KL_ESTIMATOR: Literal["k1", "k2", "k3"] = "k3"
+    # True: groups whose rewards are all equal do not count in GRPO's mean
+    SKIP_ZERO_VARIANCE: bool = False
 
     def __post_init__(self):
         group = self.NUM_GENERATIONS > 1 or self.ADVANTAGE == "batch_mean"

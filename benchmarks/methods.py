@@ -41,9 +41,8 @@ from settings import Count, UserError
 class Constants:
     """Edit a value here, or give it for one call as NAME=value."""
 
-    METHOD: str = (
-        ""  # Python file with a piece of the loss (docs/methods.md); joins the table as its name
-    )
+    # Python file with a piece of the loss (docs/methods.md); joins the table as its name
+    METHOD: str = ""
     METHODS: str = ""  # names, divided by semicolons (empty = all, and METHOD)
     SEEDS: Count = 7  # seeds 0, 1, ... of each
     WORKERS: Count = 2  # runs at a time, each on a core of its own

@@ -67,6 +67,7 @@ class Model:
         """Log-prob and entropy of each token of a gradient pass."""
         with devices.on_mesh(self.mesh, self.axis_rules):
             model = nnx.merge(self.graphdef, params, self.frozen, copy=True)
+            # [N, T], [N, T, V]
             log_prob, logits = log_probs(
                 model,
                 batch.prompt_ids,
@@ -75,7 +76,7 @@ class Model:
                 temperature=self.temperature,
                 logits_clip=self.logits_clip,
                 num_generations=self.num_generations,
-            )  # [N, T], [N, T, V]
+            )
             return Pi(log_prob, entropy_of(logits))
 
 

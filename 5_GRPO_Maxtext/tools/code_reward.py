@@ -19,9 +19,8 @@ from task import code_grading
 @dataclass(frozen=True, kw_only=True)
 class Constants:
     ANSWER: str = ""  # file with a program, or with a completion that contains one; "" = none
-    TESTS: str = (
-        ""  # file with assert statements, or with JSON pairs of input and output; "" = none
-    )
+    # file with assert statements, or with JSON pairs of input and output; "" = none
+    TESTS: str = ""
 
 
 def main(arguments: list[str]) -> None:

@@ -47,19 +47,15 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 class Constants:
     """Edit a value here, or give it for one run as NAME=value."""
 
-    SOURCE: str = (
-        ""  # Hugging Face name or folder; .gguf file; Orbax checkpoint: a RUN_DIR, or MaxText's
-    )
+    # Hugging Face name or folder; .gguf file; Orbax checkpoint: a RUN_DIR, or MaxText's
+    SOURCE: str = ""
     TARGET: str = ""  # the folder to make; it must not exist yet
-    MODEL: str = (
-        ""  # for an Orbax SOURCE: where config.json and tokenizer come from (empty = the run's)
-    )
-    WEIGHT_DTYPE: Literal["", "float32", "bfloat16", "float16"] = (
-        ""  # (empty = MODEL's; for MaxText float32)
-    )
-    SCAN_LAYERS: bool = (
-        True  # layout of the MaxText checkpoint to write; one that is read shows its own
-    )
+    # for an Orbax SOURCE: where config.json and tokenizer come from (empty = the run's)
+    MODEL: str = ""
+    # (empty = MODEL's; for MaxText float32)
+    WEIGHT_DTYPE: Literal["", "float32", "bfloat16", "float16"] = ""
+    # layout of the MaxText checkpoint to write; one that is read shows its own
+    SCAN_LAYERS: bool = True
 
 
 def refuse(c: Constants) -> None:

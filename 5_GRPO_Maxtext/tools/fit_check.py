@@ -86,22 +86,17 @@ from settings import UserError
 class Constants(demo.Constants):
     """This tool's constants, in addition to the main script's."""
 
-    MODEL: str = (
-        memory.LLAMA_3_1_8B
-    )  # Hugging Face name or folder; those in memory.PUBLISHED need no network
-    TOPOLOGIES: str = (
-        "v5p-8,v6e-8"  # Google's names; v5p counts two cores per chip: v5p-8 has 4 chips
-    )
-    CARDS: str = (
-        ""  # in place of TOPOLOGIES: t4, l4, rtx3090, ..., 8xh100; run/cards.csv describes them
-    )
-    ALGORITHM: Literal["GRPO", "PPO"] = (
-        "GRPO"  # PPO: with a critic and its optimizer; the update alone
-    )
+    # Hugging Face name or folder; those in memory.PUBLISHED need no network
+    MODEL: str = memory.LLAMA_3_1_8B
+    # Google's names; v5p counts two cores per chip: v5p-8 has 4 chips
+    TOPOLOGIES: str = "v5p-8,v6e-8"
+    # in place of TOPOLOGIES: t4, l4, rtx3090, ..., 8xh100; run/cards.csv describes them
+    CARDS: str = ""
+    # PPO: with a critic and its optimizer; the update alone
+    ALGORITHM: Literal["GRPO", "PPO"] = "GRPO"
     LARGEST: bool = False  # True: the largest batch that fits, in place of the one that's asked for
-    WRITE: Literal["", "fit_check.csv", "fit_rungs.csv", "fit_cards.csv"] = (
-        ""  # compiles its rows anew
-    )
+    # compiles its rows anew
+    WRITE: Literal["", "fit_check.csv", "fit_rungs.csv", "fit_cards.csv"] = ""
     SINCE: str = ""  # with WRITE: rows compiled on this day (2026-11-25) or later stay as they are
 
 

@@ -348,6 +348,7 @@ def as_method(group_advantage: Callable, completion_mask: Callable, grpo_loss: C
 
         mask = completion_mask(batch.completion_ids, eos_id(c.MODEL))  # [N, T]
         ref = pi.log_prob if batch.ref_log_prob is None else batch.ref_log_prob
+        # []
         loss = grpo_loss(
             pi.log_prob,
             batch.old_log_prob,
@@ -356,7 +357,7 @@ def as_method(group_advantage: Callable, completion_mask: Callable, grpo_loss: C
             mask,
             c.EPSILON,
             batch.beta[0, 0],
-        )  # []
+        )
         # The page subtracts the KL again, so we add it here; the reader's loss has its own.
         kl = script.k3((ref - pi.log_prob) * batch.mask)
         return batch.beta * kl - loss, script.clipped_objective(pi, batch, c)[1]  # [N, T] each
