@@ -12,7 +12,7 @@ takes the first of equal values; where two moves are equally good to the end, as
 states, either is right), a second table against maximization bias (no noise, no bias), gymnasium
 (the world is one function).
 
-    python 1_Q_Learning/Q_Learning.py                  # 2 to 3 seconds after imports on 2 cores of an EPYC
+    python 1_Q_Learning/Q_Learning.py                  # 3 seconds, on 2 cores of an EPYC
     python 1_Q_Learning/Q_Learning.py ALPHA=1.0 SEED=1
     python 1_Q_Learning/Q_Learning.py --help           # every constant
 """
@@ -96,7 +96,7 @@ def train(c: Constants, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarra
 def play_episode(
     c: Constants, Q: np.ndarray, epsilon: float, rng: np.random.Generator
 ) -> tuple[float, int]:
-    """One episode, which changes the table in place. Returns the undiscounted return and the steps."""
+    """One episode, which changes the table in place; its undiscounted return and its steps."""
     state, episode_return, steps = grid.START, 0.0, 0
     terminated = truncated = False
     while not (terminated or truncated):

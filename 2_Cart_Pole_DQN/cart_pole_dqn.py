@@ -1,11 +1,11 @@
-"""DQN on CartPole: the table of folder 1 becomes a network, and learning becomes unstable. This
-holds it.
+"""DQN on CartPole: folder 1's table becomes a network, and learning unstable. This holds it.
 
 The loss (Mnih et al. 2015, with Double DQN of van Hasselt et al. 2016 and n-step targets of Sutton
 1988):
 
-    L = mean (y - Q_online(s_t, a_t))^2 y = sum_{k<m} gamma^k r_{t+k} + gamma^m (1 - terminated)
-    Q_target(s_{t+m}, argmax_a Q_online(s_{t+m}, a))
+    L = mean (y - Q_online(s_t, a_t))^2
+    y = sum_{k<m} gamma^k r_{t+k}
+        + gamma^m (1 - terminated) Q_target(s_{t+m}, argmax_a Q_online(s_{t+m}, a))
 
 with m = N_STEPS, or fewer where the episode ends first. The second part of y is the network's own
 estimate ("bootstrapping"); a truncated episode keeps it. The transitions come from a replay buffer,
@@ -18,7 +18,7 @@ played it (as in Rainbow; with epsilon near 0 the two seldom disagree).
 
 Read first: `update` (two steps of environment, one of gradient), `train_step`, `td_target`.
 
-    python 2_Cart_Pole_DQN/cart_pole_dqn.py           # ten seeds at once: about 40 seconds on 2 CPU cores
+    python 2_Cart_Pole_DQN/cart_pole_dqn.py           # ten seeds at once: 40 seconds on 2 cores
     python 2_Cart_Pole_DQN/cart_pole_dqn.py N_STEPS=1 NUM_SEEDS=3
     python 2_Cart_Pole_DQN/cart_pole_dqn.py --help    # all constants
 """
@@ -179,7 +179,7 @@ def num_rows(c: Constants) -> int:
 def learn_and_evaluate(
     c: Constants, rng: jax.Array, agent: Agent, index: jax.Array
 ) -> tuple[Agent, Log]:
-    """EVAL_INTERVAL environment steps of one seed, then a look at its greedy policy: row `index`."""
+    """EVAL_INTERVAL environment steps of one seed, then its greedy policy's score: row `index`."""
     *_, learning_rng = jax.random.split(rng, 4)
     eval_rng, learn_rng = jax.random.split(jax.random.split(learning_rng, num_rows(c))[index])
     env_step = c.LEARNING_STARTS + index * c.EVAL_INTERVAL
@@ -287,7 +287,7 @@ def train_step(c: Constants, agent: Agent, batch: env.Transition) -> tuple[jax.A
 
 # %% Algorithm -------------------------------------------------------------------------------------
 def epsilon_at(c: Constants, env_step: jax.Array) -> jax.Array:
-    """The probability of a random action: EPSILON_START at step 0, EPSILON_END from DECAY_STEPS on."""
+    """Probability of a random action: EPSILON_START at step 0, EPSILON_END from DECAY_STEPS on."""
     return optax.linear_schedule(c.EPSILON_START, c.EPSILON_END, c.DECAY_STEPS)(env_step)
 
 

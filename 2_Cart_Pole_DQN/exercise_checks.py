@@ -134,14 +134,14 @@ Buffer = namedtuple("Buffer", "rows count")
 
 
 def buffer_after(count: int) -> Buffer:
-    """A ring of CAPACITY rows after `count` transitions; a row that was never written is below 0."""
+    """A ring of CAPACITY rows after `count` transitions; a row never written is below 0."""
     rows = np.arange(CAPACITY)
     numbers = jnp.float32(rows + (count - 1 - rows) // CAPACITY * CAPACITY)
     return Buffer(Rows(jnp.stack([numbers, -numbers], axis=1), numbers), jnp.int32(count))
 
 
 def look_at_sample(function: Callable) -> Iterator[tuple[str, jax.Array]]:
-    """What 200 batches of 64 windows hold: only the frequencies count, not how the function draws."""
+    """What 200 batches of 64 windows hold: the frequencies count, not how the function draws."""
     rngs = jax.random.split(jax.random.key(0), DRAWS)
     for count in (4, CAPACITY, 11):  # half empty, just full, overwritten
         buffer = buffer_after(count)

@@ -3,8 +3,8 @@
 The objective of the actor, to be maximized, is the clipped surrogate objective (Schulman et al.
 2017, eq. 7), with an optional penalty that acts as a trust region (eq. 8):
 
-    J = mean [ min(ratio_t * A_t, clip(ratio_t, 1 - epsilon, 1 + epsilon) * A_t) - beta * KL(pi_old
-    || pi) ]
+    J = mean [ min(ratio_t * A_t, clip(ratio_t, 1 - epsilon, 1 + epsilon) * A_t)
+               - beta * KL(pi_old || pi) ]
     ratio_t = pi(a_t | s_t) / pi_old(a_t | s_t)          the importance weight
 
 with the advantage of GAE (Schulman et al. 2016, eq. 16), cut at the end of an episode:
@@ -23,7 +23,7 @@ no clipping of the value loss, no running normalization (three numbers with know
 advantages forgive the rewards' scale), no weights shared between actor and critic (two small
 networks are simpler than weighing two losses against each other), no early stop by KL.
 
-    python 3_Pendulum/pendulum.py                 # ten seeds at once: about 25 seconds on one CPU core
+    python 3_Pendulum/pendulum.py                 # ten seeds at once: 25 seconds on one CPU core
     python 3_Pendulum/pendulum.py GAMMA=0.9 NUM_SEEDS=3
 """
 
@@ -446,7 +446,7 @@ def actor_loss(c: Constants, actor: MLP, batch: Batch) -> jax.Array:
 
 
 def critic_loss(critic: MLP, batch: Batch) -> jax.Array:
-    """Mean squared error against the targets, which stay as they are while the critic learns; []."""
+    """Mean squared error against the targets, which stay fixed while the critic learns; []."""
     return jnp.mean((batch.returns - value(critic, batch.obs)) ** 2)
 
 

@@ -1,5 +1,4 @@
-"""PPO on CartPole: REINFORCE with a critic that looks ahead, and several careful steps on the same
-rollout.
+"""PPO on CartPole: REINFORCE with a critic that looks ahead, and several careful steps per rollout.
 
 The objective of the actor, to be maximized, is the clipped surrogate objective (Schulman et al.
 2017, eq. 7):
@@ -21,7 +20,7 @@ loss, no early stop by KL, no weights shared between actor and critic (two small
 simpler than weighing two losses against each other), no decay of the learning rate and no gradient
 clip (pendulum.py has both).
 
-    python 3_Pendulum/ppo.py                      # ten seeds at once: about 25 seconds on one CPU core
+    python 3_Pendulum/ppo.py                      # ten seeds at once: 25 seconds on one CPU core
     python 3_Pendulum/ppo.py GAE_LAMBDA=1.0 NUM_SEEDS=3
 """
 
@@ -392,7 +391,7 @@ def actor_loss(c: Constants, actor: MLP, batch: Batch) -> jax.Array:
 
 
 def critic_loss(critic: MLP, batch: Batch) -> jax.Array:
-    """Mean squared error against the targets, which stay as they are while the critic learns; []."""
+    """Mean squared error against the targets, which stay fixed while the critic learns; []."""
     return jnp.mean((batch.returns - value(critic, batch.obs)) ** 2)
 
 

@@ -3,7 +3,8 @@
 The policy is a network, and its params climb the expected return J itself (Williams 1992; Sutton &
 Barto 2018, eq. 13.11), estimated from N whole episodes that the policy played:
 
-    grad J  ~  1/N sum_episodes sum_t (G_t - b_t) grad log pi(a_t | s_t),    G_t = sum_{k>=t} gamma^(k-t) r_k
+    grad J  ~  1/N sum_episodes sum_t (G_t - b_t) grad log pi(a_t | s_t)
+    G_t = sum_{k>=t} gamma^(k-t) r_k
 
 BASELINE chooses b_t: nothing, the mean of the batch (it shrinks the gradient a little), or a
 learned critic V(s_t). What a baseline changes is how far the estimate of one batch strays from the
@@ -18,9 +19,9 @@ hide what the baseline does), no second step on the same episodes (that needs PP
 entropy bonus, no factor gamma^t in front of each term (nearly everyone leaves it out; it would all
 but silence the late steps).
 
-    python 3_Pendulum/reinforce.py                # ten seeds at once: about 20 seconds on one CPU core
+    python 3_Pendulum/reinforce.py                # ten seeds at once: 20 seconds on one CPU core
     python 3_Pendulum/reinforce.py BASELINE=no_baseline REWARD_TO_GO=False
-    python 3_Pendulum/gradient_variance.py        # the variance of each gradient estimate: half a minute
+    python 3_Pendulum/gradient_variance.py        # the variance of each gradient estimate: 30 s
 """
 
 import time

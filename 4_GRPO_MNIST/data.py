@@ -1,4 +1,4 @@
-"""MNIST for grpo_mnist.py: a file, tensorflow-datasets (without tensorflow), or a packaged subset."""
+"""MNIST for grpo_mnist.py: a file, tensorflow-datasets without tensorflow, or a subset."""
 
 import gzip
 import io

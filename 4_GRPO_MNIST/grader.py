@@ -70,7 +70,7 @@ def shown(array: np.ndarray) -> str:
 
 
 def run(exercises: Mapping[str, Exercise], functions: Iterable[Callable]) -> None:
-    """Grades every function by its name and prints the verdicts; exit code 1 unless all are right."""
+    """Grades every function by name and prints the verdicts; exit code 1 unless all are right."""
     verdicts = {f.__name__: judge(f, exercises[f.__name__]) for f in functions}
     for name, verdict in verdicts.items():
         print(f"{name:20s} {verdict}".replace("\n", "\n    "))
@@ -79,7 +79,7 @@ def run(exercises: Mapping[str, Exercise], functions: Iterable[Callable]) -> Non
 
 
 def judge(function: Callable, exercise: Exercise) -> str:
-    """The grade of a function: "not begun", "right" or "wrong"; then lines that say what is wrong."""
+    """A function's grade: "not begun", "right" or "wrong"; then lines that say what is wrong."""
     try:
         found = {given: np.asarray(result) for given, result in exercise.look(function)}
     except NotImplementedError:

@@ -6,7 +6,8 @@ surrogate objective, with an advantage computed within the group (DeepSeekMath, 
 eq. 3):
 
     A_i = (R_i - mean(R_1 ... R_G)) / std(R_1 ... R_G)
-    J   = mean [ min(ratio_i * A_i, clip(ratio_i, 1 - epsilon, 1 + epsilon_high) * A_i) - beta * KL_i ]
+    J   = mean [ min(ratio_i * A_i, clip(ratio_i, 1 - epsilon, 1 + epsilon_high) * A_i)
+                 - beta * KL_i ]
     ratio_i = pi(a_i | s) / pi_old(a_i | s)              the importance weight
 
 The clip acts as a trust region around the policy that guessed; the KL holds the policy near a
@@ -68,7 +69,7 @@ class Constants:
     # --- data
     MNIST_PATH: str = ""  # empty: tensorflow-datasets (offline: subset); subset; or Keras's .npz
     DATA_DIR: str = "~/tensorflow_datasets"  # where tensorflow-datasets keeps mnist
-    # --- collecting: one rollout is BATCH_SIZE images, guessed G times each, learned from and thrown away
+    # --- collecting: a rollout is BATCH_SIZE images, guessed G times each, used and thrown away
     BATCH_SIZE: Size = 128  # images per update; the guesses are G times as many
     NUM_GENERATIONS: TwoOrMore = 8  # G, guesses for each image
     NUM_EPOCHS: Size = 10  # passes over the training images
@@ -195,7 +196,7 @@ def learn_and_evaluate(
     index: jax.Array,
     data: mnist.Data,
 ) -> tuple[Any, Log]:
-    """A part of an epoch of one seed, then a look at the validation images: row `index` of the log."""
+    """A part of an epoch of one seed, then the validation images: row `index` of the log."""
     _, learning_rng = jax.random.split(rng)
     reference = make_agent(c, rng, len(data.images)).actor  # untrained, and frozen
     epoch, part = jnp.divmod(index, c.LOGS_PER_EPOCH)
@@ -301,7 +302,7 @@ def has_signal(rewards: jax.Array) -> jax.Array:
 def clipped_objective(
     ratio: jax.Array, advantage: jax.Array, epsilon: float, high: float
 ) -> jax.Array:
-    """PPO's (arXiv 1707.06347, eq. 7), with a bound for each side (DAPO, arXiv 2503.14476, eq. 10)."""
+    """PPO's (arXiv 1707.06347, eq. 7), with a bound per side (DAPO, arXiv 2503.14476, eq. 10)."""
     clipped = jnp.clip(ratio, 1 - epsilon, 1 + high)
     return jnp.minimum(ratio * advantage, clipped * advantage)
 

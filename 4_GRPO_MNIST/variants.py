@@ -49,7 +49,7 @@ class Constants(script.Constants):
 
 # %% Training --------------------------------------------------------------------------------------
 class Agent(NamedTuple):
-    """As grpo_mnist.py's, and a critic. Where nothing looks at it, XLA removes it from the program."""
+    """As grpo_mnist.py's, and a critic. Where nothing uses it, XLA removes it from the program."""
 
     actor: script.MLP
     critic: script.MLP
@@ -226,7 +226,7 @@ def critic_loss(critic: script.MLP, batch: Batch) -> jax.Array:
 
 
 def cross_entropy_loss(c: Constants, actor: script.MLP, batch: Batch) -> tuple[jax.Array, dict]:
-    """-log pi(right digit): supervised learning, which is told the answer instead of being graded."""
+    """-log pi(right digit): supervised learning, which is told the answer, not graded."""
     logits = script.policy(actor, batch.obs).logits
     loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch.label)  # [B]
     return (batch.weight * loss).sum(), {}

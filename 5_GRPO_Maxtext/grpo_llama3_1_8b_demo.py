@@ -25,12 +25,13 @@ This page is plain GRPO, complete. Read it from top to bottom; you only need to 
 Every option (DAPO, GSPO, Dr. GRPO, ...) is a complete function in grpo_variants.py that takes the
 place of one on this page. The packages model/, task/ and run/ serve the run.
 
-    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py                   # tiny Llama, a minute on 2 cores
-    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py --help            # every constant with its comment
+    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py          # tiny Llama, a minute on 2 cores
+    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py --help   # every constant with its comment
     python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py NUM_BATCHES=50 SEED=1
-    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py RUN_DIR=runs/mine     # again: continues where it stopped
-    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py DATASET=mine REWARD_FUNC=my_reward.py python
-    5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py MODEL=meta-llama/Llama-3.1-8B-Instruct DATASET=gsm8k
+    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py RUN_DIR=runs/mine   # again: it continues
+    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py DATASET=mine REWARD_FUNC=my_reward.py
+    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py \
+        MODEL=meta-llama/Llama-3.1-8B-Instruct DATASET=gsm8k
 """
 
 import functools
@@ -217,7 +218,7 @@ def clipped_objective(pi: Pi, batch: Batch, c: Constants) -> tuple[jax.Array, ja
 
 
 def k3(log_ref_ratio: jax.Array) -> jax.Array:
-    """KL_t = pi_ref / pi - log(pi_ref / pi) - 1, never negative (arXiv 2402.03300, eq. 4); [N, T]."""
+    """KL_t = pi_ref / pi - log(pi_ref / pi) - 1 >= 0 (arXiv 2402.03300, eq. 4); [N, T]."""
     return jnp.expm1(log_ref_ratio) - log_ref_ratio  # exp(x) - 1 would lose its digits near 0
 
 

@@ -3,12 +3,11 @@ questions.
 
     python 5_GRPO_Maxtext/inference.py "Kim has 8 cards and loses 6. How many cards are there now?"
     python 5_GRPO_Maxtext/inference.py                                     # the built-in questions
-    python 5_GRPO_Maxtext/inference.py SAMPLES=8 "Tom has 3 boxes with 5 coins in each box. How
-    many?"
-    python 5_GRPO_Maxtext/inference.py CHECKPOINT=runs/mine COMPARE=True   # before and after training
-    python 5_GRPO_Maxtext/inference.py CHECKPOINT=runs/mine PAGE=True ANSWER=15 "Tom has 3 boxes
-    with 5 ..." python 5_GRPO_Maxtext/inference.py CHECKPOINT=runs/mine/50 INPUT=questions.jsonl
-    OUTPUT=answers.jsonl
+    python 5_GRPO_Maxtext/inference.py SAMPLES=8 "Tom has 3 boxes with 5 coins in each box. ..."
+    python 5_GRPO_Maxtext/inference.py CHECKPOINT=runs/mine COMPARE=True   # before and after
+    python 5_GRPO_Maxtext/inference.py CHECKPOINT=runs/mine PAGE=True ANSWER=15 "Tom has 3 ..."
+    python 5_GRPO_Maxtext/inference.py CHECKPOINT=runs/mine/50 \
+        INPUT=questions.jsonl OUTPUT=answers.jsonl
 
 The answer to your own question is streamed. Decoding is greedy unless you set SAMPLING or SAMPLES.
 MODEL, prompt, lengths, rewards and LoRA come from the run's constants.json unless the command line
@@ -155,7 +154,7 @@ def find_checkpoint(c: Constants) -> Checkpoint | None:
 
 
 def read_rows(c: Constants, question: str) -> list[dict[str, Any]]:
-    """INPUT's questions, `question`, or the built-in ones: rows as from `questions.read_questions`."""
+    """INPUT's questions, `question`, or the built-in ones; rows as `read_questions` returns."""
     if c.INPUT:
         fault = None if c.REWARD_FUNC else task_rewards.ground_truth_fault
         return questions.read_questions(

@@ -10,7 +10,7 @@ axes:
 The layer's code never changes, only the rules do. The compiler derives the communication between
 devices (the collectives) from them, and the result stays the same. Run it on 8 virtual CPU devices:
 
-    python 5_GRPO_Maxtext/mesh_and_axis_rules.py        # 31 s of one core of an AMD EPYC, imports included
+    python 5_GRPO_Maxtext/mesh_and_axis_rules.py        # 31 s of one core of an AMD EPYC, with imports
 
 This doesn't show speed. Virtual devices share one processor; on real ones the collectives cost
 time.
@@ -110,7 +110,7 @@ from run.machine import CHIPS
 
 # %% The mesh, the layer, the rules ----------------------------------------------------------------
 def make_mesh(strategy: Strategy) -> Mesh:
-    """The machine's first devices as a grid; Auto lets the compiler choose unspecified shardings."""
+    """The machine's first devices as a grid; Auto: the compiler chooses unspecified shardings."""
     devices = jax.devices()[: math.prod(strategy.mesh_shape)]
     return jax.make_mesh(
         strategy.mesh_shape, ("data", "model"), (AxisType.Auto,) * 2, devices=devices
@@ -145,7 +145,8 @@ def train_step(layer: nnx.Linear, inputs: jax.Array, targets: jax.Array, learnin
 
 # %% The compiler's collectives --------------------------------------------------------------------
 COLLECTIVE = re.compile(
-    r"= (?P<shapes>\(.*?\)|\S+) (?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)"
+    r"= (?P<shapes>\(.*?\)|\S+) "
+    r"(?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)"
     r"(?:-start)?\((?P<rest>.*)"
 )
 

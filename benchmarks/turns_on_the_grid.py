@@ -1,7 +1,7 @@
 """The tiny Llama on chapter 1's grid: what it learns by turns, what credit is worth, and the usual
 mistakes.
 
-    python benchmarks/turns_on_the_grid.py    # goes on where it was stopped: runs are kept in runs/measure
+    python benchmarks/turns_on_the_grid.py    # goes on where it stopped: runs are in runs/measure
 
 Tables are in 5_GRPO_Maxtext/assets: `turns.csv` (a line per run), `turns_curves.csv` (a line per
 run and step), `turns_starts.csv` (a line per start), `turns_credit.csv`, `turns_price.csv`. They

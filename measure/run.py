@@ -346,7 +346,7 @@ def chosen(only: str) -> list[Job]:
 
 
 def stale(found: Sequence[Job]) -> list[tuple[Job, Path, str]]:
-    """The products among them that are out of date, and why. What's made from such a table is, too."""
+    """The products that are out of date, and why. What's made from such a table is, too."""
     entries, old = lock.read(), {}
     for job in jobs():  # tables stand before what is made from them
         hashes, tables = job.hashes(), [path.name for path in job.sources() if path in old]

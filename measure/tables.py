@@ -158,7 +158,7 @@ def described(folder: Path, page: dict[str, Any], language: int) -> list[list[st
     return lines
 
 
-# %% Tables that are more than figures by row: lines, whose heading stands in study.toml if not here --------
+# %% Tables that are more than figures by row; a heading that isn't here stands in study.toml -------
 def measured_when(folder: Path, language: int) -> list[list[str]]:
     """What was measured when, from lock.json."""
     headings = "file date commit machine minutes state", "檔案 日期 commit 機器 分鐘 狀態"

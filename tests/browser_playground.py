@@ -107,7 +107,7 @@ def ask(driver, task, then="x", **given):
 
 @pytest.fixture(scope="module")
 def maxtext():
-    """The tiny Llama as the main script loads it, its mesh, the constants, and questions as tokens."""
+    """The tiny Llama as the main script loads it, its mesh, the constants, questions as tokens."""
     c = settings.read(demo.Constants, ["BATCH_SIZE=2", "NUM_GENERATIONS=4"])
     folder, hf = llama.fetch_model(c.MODEL)
     model, mesh = llama.load_llama(folder, hf, llama.to_run_config(c, hf), pad_id=0)
@@ -152,7 +152,7 @@ def test_tokens_are_drawn_from_the_policy(show, maxtext):
 
 
 def flat_gradient(gradient, c, folder):
-    """The gradient of a MaxText model as the page lays out weights; by way of Hugging Face's names."""
+    """A MaxText model's gradient as the page lays out weights; by way of Hugging Face's names."""
     _, hf = llama.fetch_model(c.MODEL)
 
     def read(name):
@@ -246,7 +246,8 @@ def test_the_update_equals_optaxs(show):
         """(() => {
         const { createOptimizer, learningRate } = module("grpo");
         const update = createOptimizer(7), w = Float32Array.from(given[0]);
-        given[1].forEach((g, step) => update(w, Float32Array.from(g), learningRate(1e-3, step, 200)));
+        given[1].forEach(
+            (g, step) => update(w, Float32Array.from(g), learningRate(1e-3, step, 200)));
         return Array.from(w);
     })()""",
         weights.tolist(),
@@ -663,8 +664,9 @@ def test_a_training_stops_goes_on_and_is_reset(show):
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_each_room_on_a_phone_and_on_a_desk(show, room):
-    """Widths, keys, and links to chapters; of colours, names and sizes `make test-site` asks axe."""
-    reached = """return [...document.querySelectorAll('button, a.button, select, summary, input')].every(
+    """Widths, keys, and links to chapters; `make test-site` asks axe about colours and sizes."""
+    reached = """const all = 'button, a.button, select, summary, input';
+    return [...document.querySelectorAll(all)].every(
       (e) => (e.focus(), !e.checkVisibility() || e.disabled || e.matches(':focus')))"""
     for lang in ("en", "zh"):
         driver = show(room, lang=lang)

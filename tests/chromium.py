@@ -12,7 +12,7 @@ FLAGS = (
 
 
 def started(traced: bool) -> webdriver.Chrome:
-    """A browser that keeps the log of its complaints; where traced, also of its tasks and requests."""
+    """A browser that logs its complaints; where traced, also its tasks and requests."""
     options, logs = webdriver.ChromeOptions(), {"browser": "ALL"}
     for flag in FLAGS.split():
         options.add_argument(f"--{flag}")

@@ -42,7 +42,7 @@ mkdir -p runs/grpo; echo "$HF_TOKEN" "$@" >> asked; echo a report > runs/grpo/re
 
 
 class Desk:
-    """A small repository on one's own machine, and `vm`, the folder that serves as the rented one."""
+    """A small repository on your machine, and `vm`, the folder that serves as the rented one."""
 
     def __init__(self, folder):
         self.here, self.folder, self.vm = folder, folder / "repository", folder / "vm"

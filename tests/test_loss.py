@@ -46,7 +46,7 @@ SAMPLER = GOLDEN["old_log_prob"] + np.random.default_rng(1).normal(0, 0.3, OWN.s
 
 
 def loss_of_golden(*constants, **changes):
-    """The page's loss of the golden batch, its metrics, and its gradient [N, T] in the log-probs."""
+    """The page's loss of the golden batch, its metrics, its gradient [N, T] in the log-probs."""
     c = constants_of("NUM_GENERATIONS=4", "TOTAL_GENERATION_STEPS=12", *constants)
     rewards = SimpleNamespace(rewards=GOLDEN["rewards"].reshape(-1, 4))
     fields = dict(

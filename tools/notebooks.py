@@ -99,7 +99,7 @@ def prose(text: str, page: Path):
 
 
 def notebook(script: str, language: str = ""):
-    """A script, by its path in the repository, as a notebook with its page; `language` may be _ch."""
+    """A script, by its path in the repository, as a notebook with its page, perhaps in _ch."""
     source = (ROOT / script).read_text()
     page = (ROOT / script).parent / f"{PAGES[script]}{language}.md"
     text = re.sub(r"^> .*\.md\)\n", "", page.read_text(), count=1, flags=re.M)
@@ -108,7 +108,7 @@ def notebook(script: str, language: str = ""):
     quotes = rf"\[`([^`]+)`\]\((?:\.\./)?{Path(script).name}\)"
 
     def quoted(section: str) -> int:
-        """The first cell of which a section quotes a line, or which defines a name that it gives."""
+        """The first cell of which a section quotes a line, or that defines a name it gives."""
         code = [
             f"def {text}(" if text.isidentifier() else text for text in re.findall(quotes, section)
         ]

@@ -334,7 +334,7 @@ def use_rope_scaling(model: nnx.Module, hf: transformers.PretrainedConfig) -> No
 
 
 def weight_mapping(hf: transformers.PretrainedConfig, config, saving_to_hf: bool):
-    """MaxText's own map of names and layouts between its model and Hugging Face's, for these sizes."""
+    """MaxText's own map of names and layouts from its model to Hugging Face's, for these sizes."""
     sizes = {"num_hidden_layers": hf.num_hidden_layers, "head_dim": hf.head_dim}
     names = param_mapping.PARAM_MAPPING[config.model_name](
         sizes, config, scan_layers=config.scan_layers

@@ -4,8 +4,8 @@ Versions, model, access and tokenizer, data, prompt lengths, rewards, paths, dis
 the mesh, memory and vLLM's share of it. It writes nothing. You can plan the 8 B job on any machine,
 in 8 s on one core:
 
-    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py DRY_RUN=True
-    MODEL=meta-llama/Llama-3.1-8B-Instruct
+    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py DRY_RUN=True \
+        MODEL=meta-llama/Llama-3.1-8B-Instruct
 """
 
 import contextlib
@@ -85,7 +85,7 @@ def dry_run(c, arguments: Sequence[str], course: ModuleType, tables) -> None:
 
 
 def on_target(c) -> bool:
-    """Whether this machine could train the model: any for a small one, else one with a TPU or GPU."""
+    """Whether this machine could train the model: any for a small one, else a TPU or GPU."""
     return not c.MACHINE and (settings.is_small(c.MODEL) or jax.default_backend() != "cpu")
 
 
@@ -142,7 +142,7 @@ def check_data(c, hf, tokenizer, course: ModuleType) -> None:
 
 
 def check_paths(c, trained: int) -> None:
-    """Checks that RUN_DIR and CHECKPOINT_DIR are writable and have room for `trained` parameters."""
+    """Checks that RUN_DIR and CHECKPOINT_DIR are writable and hold `trained` parameters."""
     folder = Path(c.RUN_DIR or "runs")
     if (folder / "constants.json").exists():
         run_folder.check_same_constants(c, run_files.read_constants(folder), folder)

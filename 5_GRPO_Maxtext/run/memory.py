@@ -55,7 +55,7 @@ def checkpoint_bytes(c, trained: int) -> int:
 
 
 def check_disk(c, trained: int, checkpoints: str) -> None:
-    """Raises UserError if the disk can't hold a run's checkpoints; a gs:// address isn't checked."""
+    """Raises UserError if the disk can't hold a run's checkpoints; gs:// isn't checked."""
     if not checkpoints.startswith("gs://"):
         # Orbax deletes the oldest after saving
         needed = checkpoint_bytes(c, trained) * (c.MAX_TO_KEEP + 1)

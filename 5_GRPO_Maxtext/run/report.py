@@ -100,7 +100,7 @@ def data_source_table(before: Result, after: Result) -> str:
 
 
 def example(before: Result, after: Result) -> str:
-    """The answers to the first question whose answer turned right, or else to the first question."""
+    """The answers to the first question whose answer turned right, else to the first question."""
     sides = list(zip(before["correct"], after["correct"], strict=True))
     i = sides.index((False, True)) if (False, True) in sides else 0
     asked = before["asked"][i]

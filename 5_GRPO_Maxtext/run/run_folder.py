@@ -196,7 +196,7 @@ def lock(logs: Path, folder: Path) -> int:
 
 
 def check_same_constants(c, saved: Mapping[str, Any], folder: Path) -> None:
-    """Refuses to resume with constants that differ from `saved`, except for a larger NUM_BATCHES."""
+    """Refuses to resume with constants that differ from `saved`, except a larger NUM_BATCHES."""
     mine = kept_constants(c)
     if odd := sorted(mine.keys() ^ saved.keys()):
         fault = f"started by another version of this script (it differs in {', '.join(odd[:3])})"

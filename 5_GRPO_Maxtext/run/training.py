@@ -109,7 +109,7 @@ class TrainingLog:
         )
 
     def _write(self) -> None:
-        """Rewrites the file, because a later step, or more devices after a resume, can add columns."""
+        """Rewrites the file: a later step, or more devices after a resume, can add columns."""
         text = io.StringIO()
         writer = csv.DictWriter(
             text, dict.fromkeys(itertools.chain(COLUMNS, *self.rows)), restval="nan"
@@ -153,9 +153,11 @@ class TrainingRun:
     statement.
 
     Attributes:
-        first_step: the first step to do; those before it are in the newest checkpoint. beta: weight
-        of the KL in the next step. carried: what the rollouts remember from step to step, by name:
-        JSON, or a function that returns it. log: rows of train_log.csv.
+        first_step: the first step to do; those before it are in the newest checkpoint.
+        beta: weight of the KL in the next step.
+        carried: what the rollouts remember from step to step, by name: JSON, or a function that
+            returns it.
+        log: rows of train_log.csv.
     """
 
     def __init__(self, c, llm, task, folder, evaluate):
@@ -230,7 +232,7 @@ class TrainingRun:
             yield samples
 
     def check_finite(self, step: int, metrics) -> None:
-        """Raises UserError if too many updates in a row weren't finite; none of them were applied."""
+        """Raises UserError if too many updates in a row weren't finite; none was applied."""
         c, figures = (
             self.c,
             {"loss": float(metrics["loss"]), "gradient norm": float(metrics["grad_norm"])},

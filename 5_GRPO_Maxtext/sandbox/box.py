@@ -111,7 +111,7 @@ def started(program: str, protection: str, stdin=subprocess.DEVNULL, pass_fds=()
 
 
 def output(process: subprocess.Popen, stdout, end: float = math.inf) -> tuple[str, bool]:
-    """What a program printed; whether it ended within OUTPUT_BYTES, WALL_SECONDS, and before `end`."""
+    """What a program printed; whether it kept to OUTPUT_BYTES, WALL_SECONDS and `end`."""
     # Its pipe closes when the last of its processes has ended; `wait` would only poll every 50 ms.
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.communicate(timeout=max(0.0, min(WALL_SECONDS, end - time.monotonic())))

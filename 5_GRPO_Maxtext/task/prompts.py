@@ -16,14 +16,13 @@ WORD_JOINER = "\u2060"  # has no width
 
 
 def make_prompts(c, rows, source: str, tokenizer, think_tags: bool, too_long: Path | None):
-    """The rows that are short enough, with `prompts`: TEMPLATE inside the tokenizer's own chat
-    template.
+    """The rows that are short enough, with `prompts`: TEMPLATE inside the model's chat template.
 
     Args:
-        rows: from `questions.read_data`; they come from `source`. think_tags: whether the rewards
-        want <think> where SYSTEM_PROMPT has <reasoning>. too_long: CSV file for the questions of
-        more than MAX_PROMPT_LENGTH tokens, which are left out; None
-            in a dry run, which writes nothing.
+        rows: from `questions.read_data`; they come from `source`.
+        think_tags: whether the rewards want <think> where SYSTEM_PROMPT has <reasoning>.
+        too_long: CSV file for the questions of more than MAX_PROMPT_LENGTH tokens, which are left
+            out; None in a dry run, which writes nothing.
     """
     kept, left_out = with_prompts(c, rows, tokenizer, think_tags)
     if left_out:

@@ -77,7 +77,7 @@ def digit_reward(prompts, completions, **kwargs) -> list[float]:
 
 
 def hard_format_reward(prompts, completions, **kwargs) -> list[float]:
-    """POINTS_HARD_FORMAT for one think block and one answer block, neither empty, and nothing else."""
+    """POINTS_HARD_FORMAT for a think block and an answer block, neither empty, nothing else."""
     return [POINTS_HARD_FORMAT * format_ok(completion, THINK_TAGS) for completion in completions]
 
 
@@ -140,7 +140,7 @@ class Grader:
         return np.array([float(grade(*pair)) for pair in zip(completions, answer, strict=True)])
 
     def right_lenient(self, completions, answer, data_source, extra_info, **columns) -> np.ndarray:
-        """Whether each one's last number is right, or `score` if the gold isn't a number: bool [N]."""
+        """Whether each one's last number is right, or `score` if gold isn't a number; bool [N]."""
         by_number = [not self.by_world and parse_number(str(gold)) is not None for gold in answer]
         lenient = [
             grade_lenient(text, str(gold)) for text, gold in zip(completions, answer, strict=True)
@@ -152,7 +152,7 @@ class Grader:
         )
 
     def format_right(self, completion: str) -> bool:
-        """Whether the completion has the format the prompt asks for, or the environment ended it."""
+        """Whether it has the format that the prompt asks for, or the environment ended it."""
         if self.by_world:
             return completion.terminated
         return format_ok(completion, THINK_TAGS if self.think_tags else TAGS)

@@ -35,7 +35,7 @@ _STOP_TOKENS = re.compile(r"(?:\s*+>\|\w++\|<)*+\s*+")  # matches reversed text
 
 
 def without_stop_tokens(text: str) -> str:
-    """`text` without trailing blanks and stop tokens, such as <|eot_id|>, which samplers may leave."""
+    """`text` without trailing blanks and stop tokens such as <|eot_id|>."""
     return text[: len(text) - _STOP_TOKENS.match(text[::-1]).end()]
 
 
@@ -144,7 +144,7 @@ MATH_SECONDS = 3  # to parse an expression, and again to compare; uses a signal,
 
 
 def read_math(text: str) -> list:
-    r"""What math-verify parses from `text`, nothing after MATH_SECONDS; `\$` is money, not LaTeX."""
+    r"""What math-verify parses from `text` in MATH_SECONDS, else nothing; `\$` is money."""
     import math_verify
 
     # it reports each answer that it cannot read

@@ -11,9 +11,9 @@ never decoded and re-encoded, which could change them.
 ENVIRONMENT names a Python file with a class `Environment`; each answer gets a new instance, created
 without arguments. It has Gymnasium's interface, in text:
 
-    reset(question, rng) -> observation                          what follows the prompt (usually nothing)
+    reset(question, rng) -> observation              what follows the prompt (usually nothing)
     step(action) -> observation, reward, terminated, truncated
-    STOP = ""                                                    where an action ends
+    STOP = ""                                        where an action ends
 
 `rng` is a separate NumPy generator per answer, so a resumed run samples the same. If STOP is empty,
 an action ends with the end-of-sequence token, and the observation is the user's next message in the

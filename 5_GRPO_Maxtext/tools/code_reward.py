@@ -1,6 +1,6 @@
 """Scores a program by the share of tests it passes, in a sandbox.
 
-    python 5_GRPO_Maxtext/tool.py code_reward                     # which protection this machine offers
+    python 5_GRPO_Maxtext/tool.py code_reward               # this machine's protection
     python 5_GRPO_Maxtext/tool.py code_reward ANSWER=answer.py TESTS=tests.py
 
 `task/code_grading.py` explains the grading, `sandbox/box.py` the protection. A file of assert
@@ -24,7 +24,7 @@ class Constants:
 
 
 def main(arguments: list[str]) -> None:
-    """Prints the protection of this machine and, with ANSWER and TESTS, the score and what failed."""
+    """Prints this machine's protection and, with ANSWER and TESTS, the score and what failed."""
     c = settings.read(Constants, arguments)
     if bool(c.ANSWER) != bool(c.TESTS):
         raise settings.UserError(

@@ -18,9 +18,9 @@ The compiler doesn't report speed, numerics, or the runtime's own memory. ALGORI
 memory GRPO saves: a critic as large as the actor, and its optimizer. `make fit-setup` installs both
 compilers.
 
-    .venv-fit-cards/bin/python 5_GRPO_Maxtext/tool.py fit_check CARDS=t4 MODEL=Qwen/Qwen3-0.6B
-    DTYPE=float32 .venv-fit/bin/python 5_GRPO_Maxtext/tool.py fit_check TOPOLOGIES=v6e-8
-    BATCH_SIZE=1
+    .venv-fit-cards/bin/python 5_GRPO_Maxtext/tool.py fit_check CARDS=t4 \
+        MODEL=Qwen/Qwen3-0.6B DTYPE=float32
+    .venv-fit/bin/python 5_GRPO_Maxtext/tool.py fit_check TOPOLOGIES=v6e-8 BATCH_SIZE=1
     .venv-vllm/bin/python 5_GRPO_Maxtext/tool.py fit_check TOPOLOGIES=v6e-8     # with vLLM's engine
 
 Takes every constant of the main script. To add a case to a file in assets/, add its row (machine,
@@ -331,7 +331,7 @@ device_description_str: "{name}"
 
 
 def devices_of(machine: Machine) -> list:
-    """The devices of a TPU slice or NVIDIA cards we don't have; UserError without their compiler."""
+    """Devices of a TPU slice or NVIDIA cards we don't have; UserError without their compiler."""
     if card := CARDS.get(machine.kind):
         constant, python = "CARDS", ".venv-fit-cards"
         major, minor = card["capability"].split(".")

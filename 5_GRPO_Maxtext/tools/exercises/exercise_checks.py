@@ -367,7 +367,7 @@ def as_method(group_advantage: Callable, completion_mask: Callable, grpo_loss: C
 
 # %% A reader's own loss ---------------------------------------------------------------------------
 def read_loss(path: str) -> Callable:
-    """The function `loss` of a file; raises UserError if there's none that takes the golden batch."""
+    """The function `loss` of a file; UserError if there's none that takes the golden batch."""
     function = getattr(load_file(Path(path), "loss"), "loss", None)
     if not callable(function):
         raise UserError(f"{path}: has no function `loss`; name yours so")
