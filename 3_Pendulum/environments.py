@@ -168,6 +168,8 @@ def print_returns(first_seed: int, eval_return: np.ndarray, solved: float = np.i
     spread = f" +- {eval_return.std(ddof=1):.1f}" if len(eval_return) > 1 else ""
     text = f"{eval_return.mean():.1f}{spread}, lowest {eval_return.min():.1f}"
     if solved < np.inf:
-        count = f"{(eval_return >= solved).sum()} of {len(eval_return)}"
-        text += f", {count} seeds solved ({solved:g} or more)"
+        text += (
+            f", {(eval_return >= solved).sum()} of {len(eval_return)} seeds solved "
+            f"({solved:g} or more)"
+        )
     print(text)

@@ -124,7 +124,11 @@ POLICY_LOSS = grader.Exercise(
         ),
         "stop_gradient holds the wrong factor": "* log_prob => * jax.lax.stop_gradient(log_prob)",
         "the probability stands where its logarithm belongs": "* log_prob => * jnp.exp(log_prob)",
-        "sum times sum: log_prob and advantage are added up over an episode before they are multiplied": "(weight * log_prob).sum(axis=1) => (weight.sum(axis=1) * (alive * log_prob).sum(axis=1))",
+        "sum times sum: log_prob and advantage are added up over an episode before they are "
+        "multiplied": (
+            "(weight * log_prob).sum(axis=1) => "
+            "(weight.sum(axis=1) * (alive * log_prob).sum(axis=1))"
+        ),
     },
 )
 

@@ -10,7 +10,7 @@ axes:
 The layer's code never changes, only the rules do. The compiler derives the communication between
 devices (the collectives) from them, and the result stays the same. Run it on 8 virtual CPU devices:
 
-    python 5_GRPO_Maxtext/mesh_and_axis_rules.py        # 31 s of one core of an AMD EPYC, with imports
+    python 5_GRPO_Maxtext/mesh_and_axis_rules.py   # 31 s of one core of an AMD EPYC, with imports
 
 This doesn't show speed. Virtual devices share one processor; on real ones the collectives cost
 time.

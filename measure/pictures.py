@@ -195,7 +195,7 @@ def q_table(table: Path) -> Figure:
 
 
 def step_sizes(curves: Path) -> Figure:
-    """Above: largest error. Below: return. Lines are means of the seeds, bands lowest to highest."""
+    """Above: largest error. Below: return. Lines: means of the seeds; bands: lowest to highest."""
     figure, both = panels(2, sharex=True)
     groups, colors = (
         pd.read_csv(curves).groupby("changed", sort=False),

@@ -158,7 +158,7 @@ def described(folder: Path, page: dict[str, Any], language: int) -> list[list[st
     return lines
 
 
-# %% Tables that are more than figures by row; a heading that isn't here stands in study.toml -------
+# %% Tables that are more than figures by row; study.toml has the headings that are missing here ---
 def measured_when(folder: Path, language: int) -> list[list[str]]:
     """What was measured when, from lock.json."""
     headings = "file date commit machine minutes state", "檔案 日期 commit 機器 分鐘 狀態"

@@ -127,7 +127,7 @@ def tunix_learner(c, answers, **config):
     ],
 )
 def test_our_loop_trains_as_tunixs_own_learner(constants, config, tmp_path):
-    """An independent implementation, with the same answers and optimizer: weights, loss, norm, KL."""
+    """Independently written, with the same answers and optimizer: weights, loss, norm, KL."""
     c = constants_of(*TWO, "NUM_GENERATIONS=4", "NUM_BATCHES=3", *constants)
     answers = [random_answers(seed, 8) for seed in range(3)]
     # Tunix generates in them, too

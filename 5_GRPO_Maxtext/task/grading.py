@@ -57,8 +57,8 @@ _SPOILT_BEFORE = re.compile(
     re.I | re.VERBOSE,
 )
 _SPOILT_AFTER = re.compile(
-    r"""\A(?:\s?(?:[kKMGBTxX]|[bmt]n|mln)\b | [eij]\b | ! | -(?![A-Za-z]) | \s+-
-      | \s*/(?!\s?[A-Za-z]))
+    r"""\A(?:\s?(?:[kKMGBTxX]|[bmt]n|mln)\b | [eij]\b | ! | -(?![A-Za-z]) | \s+- | """
+    r"""\s*/(?!\s?[A-Za-z]))
     | [=;] | \b(?:and\ (?:an?|one)|or\ more|or\ less)\b""",
     re.VERBOSE,
 )

@@ -3,14 +3,15 @@ r"""Rewards by task: `compute_score(data_source, solution_str, ground_truth, ext
 Returns 1.0 for a right answer, else 0.0 (for code, the share of tests that pass, see
 code_grading.py):
 
-| data_source              | what counts as right                                                         |
-|--------------------------|------------------------------------------------------------------------------|
-| gsm8k, math_reasoning    | the number, compared exactly: "1,000", "$1000.00" and "1000" are equal       |
-| math                     | an equal expression, by math-verify: \frac{1}{2} equals 0.5, 3*4 equals 12   |
-| code, code_generation    | code that passes the tests in `ground_truth`                                 |
-| qa, trivia               | the text, or one of a JSON list of texts, normalized as in SQuAD: without    |
-|                          | case, punctuation, and a, an, the, unless nothing else is left               |
-| classification           | the label, without case and surrounding punctuation                          |
+| data_source           | what counts as right                                                     |
+|-----------------------|--------------------------------------------------------------------------|
+| gsm8k, math_reasoning | the number, compared exactly: "1,000", "$1000.00" and "1000" are equal   |
+| math                  | an equal expression, by math-verify: \frac{1}{2} equals 0.5, 3*4 equals  |
+|                       | 12                                                                       |
+| code, code_generation | code that passes the tests in `ground_truth`                             |
+| qa, trivia            | the text, or one of a JSON list of texts, normalized as in SQuAD:        |
+|                       | without case, punctuation, and a, an, the, unless nothing else is left   |
+| classification        | the label, without case and surrounding punctuation                      |
 
 It grades the last <answer>...</answer>, or else the last \boxed{...}, or else the text after the
 last "####". Without any of these it grades the whole text, which then has to be the answer and

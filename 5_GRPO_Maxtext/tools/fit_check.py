@@ -320,6 +320,7 @@ def abstract_vllm_state(model, mesh, dtype) -> nnx.State:
 
 
 # %% Compiling -------------------------------------------------------------------------------------
+# XLA's stream_executor.GpuTargetConfigProto, with what all cards since the T4 have in common
 TARGET = """gpu_device_info {{
  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
@@ -327,7 +328,7 @@ TARGET = """gpu_device_info {{
  cuda_compute_capability {{ major: {major} minor: {minor} }} {numbers} }}
 platform_name: "CUDA" dnn_version_info {{ major: 9 }} runtime_version {{ major: 13 }}
 device_description_str: "{name}"
-"""  # XLA's stream_executor.GpuTargetConfigProto; what all cards since the T4 have in common is written out
+"""
 
 
 def devices_of(machine: Machine) -> list:

@@ -291,7 +291,8 @@ COMPLETION_MASK = grader.Exercise(
         "one token after the end-of-sequence token counts, too": (
             "before == 0 => jnp.pad(before, ((0, 0), (1, 0)))[:, :-1] == 0"
         ),
-        "everything but token 0 counts: the padding is known by where it stands, not by its token": "before == 0 => completions != 0",
+        "everything but token 0 counts: the padding is known by where it stands, "
+        "not by its token": ("before == 0 => completions != 0"),
         "everything but the end-of-sequence token counts": "before == 0 => ~is_eos",
         "the last end-of-sequence token ends an answer, not the first": (
             "before == 0 => (before == 0) | is_eos[:, ::-1].cumsum(axis=1)[:, ::-1].astype(bool)"
