@@ -17,10 +17,10 @@ ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(<!-- (hosted|colab)([ \w]*) -->\n\n)(?:.*?\n\n)??(?=<!-- end -->)", re.S)
 PLAYGROUND = re.compile(r"\]\([^)]*\)(?=<!-- playground (\S+) -->)")
 HOSTED = (
-    "Read the course as [a site with a search]({site}), or go straight to\n[its playground]({room}).",
-    "整門課也有[可以搜尋的網站]({site}zh/)，[互動頁]({room})就在裡面。",
+    "Read the course as [a site]({site}) with a search, or go to [its playground]({room}).",
+    "整門課也有可以搜尋的[網站]({site}zh/)，[互動頁]({room})就在裡面。",
 )
-BUTTON = "Open {file} in Colab", "在 Colab 打開 {file}"
+BUTTON = "▶ Open {file} in Colab", "▶ 在 Colab 打開 {file}"
 TRY_IT = "README.md#try-it-right-now", "README_ch.md#現在就玩玩看"
 
 
@@ -44,7 +44,7 @@ def filled(text: str, page: Path, where: str) -> str:
     def button(notebook: str) -> str:
         file = f"{notebook}{'_ch' * chinese}.ipynb"
         address = f"https://colab.research.google.com/github/{where}/blob/notebooks/{file}"
-        return f"[<kbd>{BUTTON[chinese].format(file=file)}</kbd>]({address})"
+        return f"[{BUTTON[chinese].format(file=file)}]({address})"
 
     def block(found: re.Match) -> str:
         mark, kind, notebooks = found.groups()
@@ -53,7 +53,7 @@ def filled(text: str, page: Path, where: str) -> str:
         if kind == "hosted":
             shown = HOSTED[chinese].format(site=site, room=room("room=4"))
         else:
-            shown = " ".join(map(button, notebooks.split()))
+            shown = " · ".join(map(button, notebooks.split()))
         return f"{mark}{shown}\n\n"
 
     def link(found: re.Match) -> str:
