@@ -55,6 +55,27 @@ def test_every_link_resolves_with_its_anchor_in_the_pages_language(page):
             assert (target in CHINESE) == (page in CHINESE), link
 
 
+def arrow(page, pattern):
+    """The page that an arrow at the end of a page leads to, if it has one."""
+    link = re.search(pattern, page.read_text())
+    return link and (page.parent / link[1]).resolve()
+
+
+@pytest.mark.parametrize("side", [ENGLISH, CHINESE], ids=pages.LANGUAGES)
+def test_the_arrows_lead_through_the_course_and_back(side):
+    """From the front page through the chapters in their order, then through the pages of chapter 5.
+    The site's own arrows follow these (tools/build_site.py).
+    """
+    way = [next(page for page in side if page.parent == pages.ROOT and "README" in page.name)]
+    while (following := arrow(way[-1], r"\[[^]]* ->\]\(([^)]+)\)")) != way[0]:
+        assert following not in way
+        assert arrow(following, r"\[<- [^]]*\]\(([^)]+)\)") == way[-1]
+        way.append(following)
+    folders = [page.relative_to(pages.ROOT).parts[0] for page in way[1:]]
+    assert folders == sorted(folders) and {*folders} == {folder.name for folder in pages.FOLDERS}
+    assert not any("MEASUREMENTS" in page.name for page in way)
+
+
 def test_every_page_of_folder_5_is_reachable_from_its_chapter():
     english = pages.FOLDERS[-1] / "README.md"
     for chapter, side in ((english, ENGLISH), (chinese_of(english), CHINESE)):
@@ -102,7 +123,8 @@ def test_every_page_has_both_languages():
 
 def in_english(link):
     """A link without anchor and language."""
-    return re.sub(r"_ch\.(md|svg|png)$", r".\1", link.split("#")[0])
+    link = link.split("#")[0].removesuffix("zh/")
+    return re.sub(r"_ch\.(md|svg|png|ipynb)$", r".\1", link)
 
 
 def skeleton(text):
