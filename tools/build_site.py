@@ -186,7 +186,7 @@ def read(path: Path) -> tuple[str, set[Path]]:
     )
     # measure/hosted.py fills these in. The site has no need of a link to itself, and brings the
     # playground along.
-    text = re.sub(r"<!-- hosted -->.*?<!-- end -->", "", text, flags=re.S)
+    text = re.sub(r"^<!-- hosted -->$.*?^<!-- end -->$", "", text, flags=re.M | re.S)
     playground = os.path.relpath(PLAYGROUND, path.parent)
     text = re.sub(r"\]\([^)]*\)<!-- playground (\S+) -->", rf"]({playground}#\1)", text)
     body = reader().render(text).replace("<th></th>", "<td></td>")

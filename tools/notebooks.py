@@ -134,7 +134,7 @@ def notebook(script: str, language: str = ""):
     source = (ROOT / script).read_text()
     page = (ROOT / script).parent / f"{PAGES[script]}{language}.md"
     text = re.sub(r"^> .*\.md\)\n", "", page.read_text(), count=1, flags=re.M)
-    text = re.sub(r"<!-- colab .*?<!-- end -->\n", "", text, flags=re.S)  # the way here
+    text = re.sub(r"^<!-- colab .*?^<!-- end -->\n", "", text, flags=re.M | re.S)  # the way here
     cells = re.split(r"\n\n+(?=# %%)|\n\n\n(?=\S)", source)
     sections = re.split(r"^(?=## )", text, flags=re.M)
     quotes = rf"\[`([^`]+)`\]\((?:\.\./)?{Path(script).name}\)"
