@@ -268,9 +268,7 @@ KLS = {"kl": k1, "mse_kl": k2}
 
 # %% SAMPLER_WEIGHT: of the batch and the cap; the factor of the objective, [N, T] or [N, 1] -------
 def truncated_weight(batch, cap):
-    """min(pi_old / pi_sampler, cap): the truncated importance weight (arXiv 1802.01561, section
-    4.1).
-    """
+    """min(pi_old / pi_sampler, cap), truncated importance weight (arXiv 1802.01561, sec. 4.1)."""
     log_ratio = jnp.clip(batch.old_log_prob - batch.sampler_log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     return jnp.minimum(jnp.exp(log_ratio), cap)
 
