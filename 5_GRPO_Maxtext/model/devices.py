@@ -36,8 +36,10 @@ def check_gpu() -> None:
     platforms = os.environ.get("JAX_PLATFORMS", "")
     if "cpu" in platforms:
         return
-    packages = importlib.util.find_spec("jax_cuda13_plugin")
-    gpu = any(map(os.path.exists, NVIDIA_DEVICES))
+    packages, gpu = (
+        importlib.util.find_spec("jax_cuda13_plugin"),
+        any(map(os.path.exists, NVIDIA_DEVICES)),
+    )
     if packages and not gpu:
         raise UserError(
             "JAX_PLATFORMS is not set, the CUDA packages are installed, and there is no NVIDIA "
