@@ -40,7 +40,7 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "benchmarks"))
 
-from machine import commit, processor, versions, write_csv
+from machine import commit, cores, modified, processor, versions, write_csv
 
 from measure import columns, drawings, lock, pictures
 
@@ -261,15 +261,15 @@ def perform(run: Run, places: dict[str, str], runs: Path, machine: str, started:
 
 def perform_all(runs: Sequence[Run], places: dict[str, str], store: Path, workers: int) -> None:
     """All runs, `workers` at a time, each then on a core of its own."""
-    cores, started, machine = sorted(os.sched_getaffinity(0))[:workers], [], processor()
-    free = iter(cores)
+    mine, started, machine = cores()[:workers], [], processor()
+    free = iter(mine)
 
     def take_a_core() -> None:
-        """A process runs where the thread may run that starts it."""
-        if workers > 1:
+        """A process runs where the thread may run that starts it. macOS has no such call."""
+        if workers > 1 and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, {next(free)})
 
-    pool = ThreadPoolExecutor(len(cores), initializer=take_a_core)
+    pool = ThreadPoolExecutor(len(mine), initializer=take_a_core)
     with pool, tqdm(total=len(runs), unit="run", disable=None) as bar:
         for future in [pool.submit(perform, run, places, store, machine, started) for run in runs]:
             try:
@@ -419,6 +419,15 @@ def mark(found: Sequence[Job]) -> None:
     print(f"{len(old)} products are marked as out of date; now `make pages`")
 
 
+def check_tree() -> None:
+    """Raises SystemExit if code isn't as committed: lock.json says what a product was made from by
+    naming a commit.
+    """
+    if files := modified():
+        more = f" and {len(files) - 5} more" if len(files) > 5 else ""
+        raise SystemExit(f"error: commit first, or set aside: {', '.join(files[:5])}{more}")
+
+
 def main(arguments: Sequence[str]) -> None:
     """See the top of the file."""
     options = dict(argument.partition("=")[::2] for argument in arguments)
@@ -427,6 +436,7 @@ def main(arguments: Sequence[str]) -> None:
         found = [job for job in found if "draw" in job.make]
     workers, store = int(options.pop("WORKERS", 1)), ROOT / "runs" / "measure"
     if options.pop("CHECK", "") == "True":
+        check_tree()
         # other constants are another row, of which the first says nothing
         of_code = "its code changed"
         for job in (
@@ -441,6 +451,7 @@ def main(arguments: Sequence[str]) -> None:
     elif options.pop("MARK", "") == "True":
         mark(jobs())
     else:
+        check_tree()
         old = [job.make for job, _, _ in stale(found)]
         if not only or "draw" in found[0].make:
             found = [job for job in found if job.make in old]

@@ -25,6 +25,7 @@ CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
 
 every_kind = pytest.mark.parametrize("kind", KINDS)  # none, and pytest skips the test
+only_linux = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux's")
 
 
 @every_kind
@@ -72,6 +73,7 @@ def test_all_tests_of_an_answer_share_a_time_limit(kind, under, monkeypatch):
     assert time.monotonic() - start < 40  # about 1.5 s; one after the other they would take 50
 
 
+@only_linux
 def test_without_protection_the_answer_is_refused_in_one_line(tmp_path):
     """The kernel refuses namespaces and nothing else, as in many containers; here a filter does."""
     for name, text in (("answer.py", "x = 1"), ("tests.py", "assert x == 1")):
@@ -101,7 +103,7 @@ settings.run(code_reward.main)
             assert done.stderr.count("\n") == 1 and "not permitted. Remedy: " in done.stderr
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the filter is Linux's")
+@only_linux
 def test_the_numbers_of_the_refused_calls_are_the_kernels():
     """Compares the tables with the kernel's headers where they are installed."""
     table = warden.refused_calls()
@@ -232,6 +234,7 @@ def test_answers_are_graded_side_by_side_within_a_bound(capsys):
     assert f"graded {len(done) + 1} of 100 answers in 1 s" in capsys.readouterr().out
 
 
+@only_linux
 def test_no_more_answers_at_once_than_the_container_has_processors(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
     file = tmp_path / "cpu.max"

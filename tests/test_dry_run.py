@@ -3,6 +3,7 @@
 import contextlib
 import resource
 import shutil
+import sys
 
 import huggingface_hub
 import jax
@@ -38,7 +39,8 @@ def test_the_eight_b_job_gets_its_verdict_on_a_laptop(tmp_path, capsys):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     demo.main(EIGHT_B)
     # Nothing of the model is allocated: its float32 weights alone are 30 GiB.
-    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 4 * GIB
+    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, bytes
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * unit < 4 * GIB
     said = capsys.readouterr().out
     assert said.splitlines()[-1] == (
         "dry run  nothing but memory can stop the run (fits: v5p-8, v6e-8; does not fit: v5p-64, "

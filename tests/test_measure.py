@@ -2,9 +2,12 @@
 
 import ast
 import dataclasses
+import re
+import subprocess
 import tomllib
 from pathlib import Path
 
+import machine
 import methods
 import numpy as np
 import pages
@@ -19,6 +22,11 @@ JOBS = run.jobs()
 STUDIED = [job for job in JOBS if "command" not in job.make]
 LABELLED = [job for job in JOBS if "columns" in job.make and job.make.get("key") != "command"]
 MADE = [path for job in JOBS for path in job.products()]
+
+
+def git(*words, cwd=ROOT, stdin=None):
+    done = subprocess.run(["git", *words], cwd=cwd, input=stdin, capture_output=True, text=True)
+    return done.stdout.strip()
 
 
 def test_every_committed_table_and_picture_is_made_by_exactly_one_job():
@@ -63,6 +71,40 @@ def test_what_is_out_of_date_is_marked_as_such():
     assert not hidden, run.listing([x for x in run.stale(JOBS) if name_of(x[1]) in hidden])
     assert marked <= old.keys(), "marked, but up to date"
     assert entries.keys() == {name_of(path) for path in MADE}
+
+
+def test_every_commit_in_the_lock_can_be_checked_out():
+    entries = [*lock.read().values()]
+    commits = {e["commit"] for e in entries} | {
+        e["checked"]["commit"] for e in entries if "checked" in e
+    }
+    assert all(re.fullmatch("[0-9a-f]{7,40}", commit) for commit in commits)
+    if git("rev-parse", "--is-shallow-repository") != "false":
+        pytest.skip("needs the whole history")
+    names = [f"{commit}^{{commit}}" for commit in sorted(commits)]
+    known = git("cat-file", "--batch-check", stdin="\n".join(names)).splitlines()
+    assert [line for line in known if line.endswith("missing")] == []
+
+
+def test_nothing_is_made_from_code_that_is_not_committed(tmp_path, monkeypatch):
+    """But a product that was written before, and the lock, may be modified."""
+    (tmp_path / "1_Q_Learning" / "assets").mkdir(parents=True)
+    (tmp_path / "measure").mkdir()
+    for name in ("a.py", "1_Q_Learning/assets/a.csv", "measure/lock.json"):
+        (tmp_path / name).write_text("")
+    for words in ("init -q", "add -A", "commit -q -m .", "status"):
+        git("-c", "user.name=x", "-c", "user.email=x", *words.split(), cwd=tmp_path)
+    monkeypatch.setattr(run, "modified", lambda: machine.modified(tmp_path))
+    for name in ("1_Q_Learning/assets/a.csv", "measure/lock.json"):
+        (tmp_path / name).write_text("more")
+    run.check_tree()
+    head = git("rev-parse", "--short", "HEAD", cwd=tmp_path)
+    assert machine.commit(tmp_path) == head
+    (tmp_path / "a.py").write_text("more")
+    (tmp_path / "new.toml").write_text("")
+    with pytest.raises(SystemExit, match=r"^error: commit first, or set aside: a\.py, new\.toml$"):
+        run.main(["ONLY=1_Q_Learning"])
+    assert machine.commit(tmp_path) == f"{head}-dirty"
 
 
 def test_a_changed_default_names_what_it_makes_stale_and_words_none(monkeypatch):
