@@ -1,7 +1,7 @@
 """What the pages say of the course on the web: `make pages`, from `repository` in pyproject.toml.
 
-    <!-- hosted -->            links to the site and its playground, up to `<!-- end -->`
-    <!-- colab ppo pendulum -->   a button for each of these notebooks, up to the same
+    <!-- hosted -->   links to the site and its playground, up to `<!-- end -->`
+    <!-- colab ppo pendulum -->   links that open these two notebooks in Colab, up to the same
     [...](...)<!-- playground room=1 -->   a link to the playground's room 1; the mark follows it
 
 While `repository` is empty, there are no such blocks, and the link leads to the section of the
@@ -20,7 +20,7 @@ HOSTED = (
     "Read the course as [a site]({site}) with a search, or go to [its playground]({room}).",
     "整門課也有可以搜尋的[網站]({site}zh/)，[互動頁]({room})就在裡面。",
 )
-BUTTON = "▶ Open {file} in Colab", "▶ 在 Colab 打開 {file}"
+OPEN = "▶ Open {file} in Colab", "▶ 在 Colab 打開 {file}"
 TRY_IT = "README.md#try-it-right-now", "README_ch.md#現在就玩玩看"
 
 
@@ -41,10 +41,10 @@ def filled(text: str, page: Path, where: str) -> str:
         language = "zh" if chinese else "en"
         return f"{site}5_GRPO_Maxtext/assets/playground.html#{address}&lang={language}"
 
-    def button(notebook: str) -> str:
+    def opened(notebook: str) -> str:
         file = f"{notebook}{'_ch' * chinese}.ipynb"
         address = f"https://colab.research.google.com/github/{where}/blob/notebooks/{file}"
-        return f"[{BUTTON[chinese].format(file=file)}]({address})"
+        return f"[{OPEN[chinese].format(file=file)}]({address})"
 
     def block(found: re.Match) -> str:
         mark, kind, notebooks = found.groups()
@@ -53,7 +53,7 @@ def filled(text: str, page: Path, where: str) -> str:
         if kind == "hosted":
             shown = HOSTED[chinese].format(site=site, room=room("room=4"))
         else:
-            shown = " · ".join(map(button, notebooks.split()))
+            shown = " · ".join(map(opened, notebooks.split()))
         return f"{mark}{shown}\n\n"
 
     def link(found: re.Match) -> str:

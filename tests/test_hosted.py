@@ -43,7 +43,7 @@ def test_every_hosted_link_leads_to_what_is_published(page):
             assert not address or f"&lang={language}" in address, link
 
 
-def test_every_script_of_the_map_has_a_button_in_both_languages():
+def test_every_script_of_the_map_opens_in_colab_in_both_languages():
     scripts = re.findall(r"\]\((\d_\w+/\w+)\.py\)", (ROOT / "README.md").read_text())
     names = {script.split("/")[1] for script in scripts}
     for side in (pages.ENGLISH, CHINESE):
