@@ -172,6 +172,7 @@ def test_the_switches_work(driver):
     button = find(driver, "button[data-clipboard-target], button.md-clipboard, .md-code__button")[0]
     driver.execute_script("arguments[0].click()", button)
     copied = driver.execute_async_script("navigator.clipboard.readText().then(arguments[0])")
-    assert copied.startswith("python 3_Pendulum/ppo.py")
+    page = (ROOT / "3_Pendulum/ppo.md").read_text()
+    assert copied == re.search(r"^```text\n(.*?)\n```$", page, re.M | re.S)[1]
     server.shutdown()
     assert not driver.get_log("browser")
