@@ -121,9 +121,7 @@ def decoupled_advantage(samples):
 
 
 def no_advantage(samples):
-    """Distillation: rewards are only logged, and the KL to the TEACHER is the whole training
-    signal.
-    """
+    """Distillation: rewards are only logged; the KL to the TEACHER is the whole training signal."""
     return np.zeros_like(samples.rewards)
 
 
@@ -424,9 +422,7 @@ def choose(c, tables: dict[str, tuple[str, dict[str, Callable]]]) -> Method:
 
 @functools.cache
 def own_functions(method: str) -> dict[str, Callable[..., Any]]:
-    """The functions of METHOD's file that are named after a field of `Method`; UserError if there
-    is none.
-    """
+    """The functions of METHOD's file named after a field of `Method`; UserError without any."""
     if not method:
         return {}
     module = load_file(find_path(method).resolve(), "METHOD")
