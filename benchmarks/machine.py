@@ -19,15 +19,7 @@ def processor() -> str:
     """Name and number of cores."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.split(": ")[1] for line in lines if line.startswith("model name")]
-    name = names[0] if names else platform.processor() or platform.machine()
-    return f"{name}, {len(cores())} cores"
-
-
-def cores() -> list[int]:
-    """The numbers of the cores that this process may use; macOS doesn't say, so all."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
+    return f"{names[0] if names else platform.processor()}, {len(os.sched_getaffinity(0))} cores"
 
 
 def clocks() -> np.ndarray:
@@ -35,21 +27,10 @@ def clocks() -> np.ndarray:
     return np.array([time.perf_counter(), time.process_time()])
 
 
-ROOT = Path(__file__).resolve().parent.parent
-MEASURED = (":!*/assets/*", ":!benchmarks/*.csv", ":!measure/lock.json")
-
-
-def modified(folder: Path = ROOT) -> list[str]:
-    """The files of a repository that aren't as committed, but for what measurements write."""
-    words = ["git", "status", "--porcelain", "--untracked-files=all", "--", ".", *MEASURED]
-    return [line[3:] for line in subprocess.check_output(words, cwd=folder, text=True).splitlines()]
-
-
-def commit(folder: Path = ROOT) -> str:
-    """Of a repository, in short; ends in -dirty where files aren't as committed."""
-    words = ["git", "rev-parse", "--short", "HEAD"]
-    head = subprocess.check_output(words, cwd=folder, text=True).strip()
-    return head + "-dirty" * bool(modified(folder))
+def commit(folder: Path = Path(__file__).parent) -> str:
+    """Of a repository, in short; ends in -dirty where files are not as committed."""
+    words = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    return subprocess.check_output(words, cwd=folder, text=True).strip()
 
 
 def versions(*packages: str) -> str:

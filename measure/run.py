@@ -40,7 +40,7 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "benchmarks"))
 
-from machine import commit, cores, modified, processor, versions, write_csv
+from machine import processor, versions, write_csv
 
 from measure import columns, drawings, lock, pictures
 
@@ -206,6 +206,16 @@ def filled(words: Sequence[str], places: dict[str, str]) -> list[str]:
     return new
 
 
+def git(*words: str) -> str:
+    """What a git command prints."""
+    return subprocess.check_output(["git", *words], cwd=ROOT, text=True).rstrip()
+
+
+def head() -> str:
+    """The commit that everything is made from, in short."""
+    return git("rev-parse", "--short", "HEAD")
+
+
 def perform(run: Run, places: dict[str, str], runs: Path, machine: str, started: list) -> None:
     """Runs it, unless it has been. measured.json, written last in its folder, says that it's
     complete.
@@ -252,7 +262,7 @@ def perform(run: Run, places: dict[str, str], runs: Path, machine: str, started:
                 "processor_seconds": round(usage.ru_utime + usage.ru_stime, 1),
                 "date": time.strftime("%Y-%m-%d"),
                 "machine": machine,
-                "commit": commit(),
+                "commit": head(),
                 "versions": versions(*PACKAGES),
             }
         )
@@ -261,15 +271,15 @@ def perform(run: Run, places: dict[str, str], runs: Path, machine: str, started:
 
 def perform_all(runs: Sequence[Run], places: dict[str, str], store: Path, workers: int) -> None:
     """All runs, `workers` at a time, each then on a core of its own."""
-    mine, started, machine = cores()[:workers], [], processor()
-    free = iter(mine)
+    cores, started, machine = sorted(os.sched_getaffinity(0))[:workers], [], processor()
+    free = iter(cores)
 
     def take_a_core() -> None:
-        """A process runs where the thread may run that starts it. macOS has no such call."""
-        if workers > 1 and hasattr(os, "sched_setaffinity"):
+        """A process runs where the thread may run that starts it."""
+        if workers > 1:
             os.sched_setaffinity(0, {next(free)})
 
-    pool = ThreadPoolExecutor(len(mine), initializer=take_a_core)
+    pool = ThreadPoolExecutor(len(cores), initializer=take_a_core)
     with pool, tqdm(total=len(runs), unit="run", disable=None) as bar:
         for future in [pool.submit(perform, run, places, store, machine, started) for run in runs]:
             try:
@@ -397,7 +407,7 @@ def record(job: Job, minutes: float | None = None) -> None:
     code.
     """
     entries, (code, given) = lock.read(), job.hashes()
-    today = {"commit": commit(), "date": time.strftime("%Y-%m-%d"), "machine": processor()}
+    today = {"commit": head(), "date": time.strftime("%Y-%m-%d"), "machine": processor()}
     for name in (str(path.relative_to(ROOT)) for path in job.products()):
         now = today | {"minutes": minutes and round(minutes, 2), "versions": versions(*PACKAGES)}
         before = {k: v for k, v in entries.get(name, {}).items() if k != "stale"} | {
@@ -420,10 +430,12 @@ def mark(found: Sequence[Job]) -> None:
 
 
 def check_tree() -> None:
-    """Raises SystemExit if code isn't as committed: lock.json says what a product was made from by
-    naming a commit.
+    """Raises SystemExit if files aren't as committed, the products and the lock aside: a commit's
+    name has to say what a product was made from.
     """
-    if files := modified():
+    written = (":!*/assets/*", ":!benchmarks/*.csv", ":!measure/lock.json")
+    status = git("status", "--porcelain", "--untracked-files=all", "--", ".", *written)
+    if files := [line[3:] for line in status.splitlines()]:
         more = f" and {len(files) - 5} more" if len(files) > 5 else ""
         raise SystemExit(f"error: commit first, or set aside: {', '.join(files[:5])}{more}")
 
