@@ -17,7 +17,7 @@ $(error PYTHON=$(PYTHON) is not Python 3.12; install it, or set its path: make P
 endif
 endif
 
-setup: .venv/installed  ## the environment .venv: 15 seconds, and the time to download 570 MB
+setup: .venv/installed  ## the environment .venv: 20 seconds on a fast connection
 
 # pip installs uv, and uv installs the rest in a tenth of pip's time. uv doesn't read pip's settings,
 # so it's told the index, if one is set there. A package without a wheel (promise) is built by the

@@ -95,7 +95,7 @@ def test_nothing_is_made_from_code_that_is_not_committed(tmp_path, monkeypatch):
     (tmp_path / "measure").mkdir()
     for name in ("a.py", "1_Q_Learning/assets/a.csv", "measure/lock.json"):
         (tmp_path / name).write_text("")
-    for words in ("init -q", "add -A", "commit -q -m .", "status"):
+    for words in ("init -q", "add -A", "commit -q -m ."):
         git("-c", "user.name=x", "-c", "user.email=x", *words.split(), cwd=tmp_path)
     monkeypatch.setattr(run, "ROOT", tmp_path)
     for name in ("1_Q_Learning/assets/a.csv", "measure/lock.json"):
