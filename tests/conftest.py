@@ -20,8 +20,9 @@ for folder in ("5_GRPO_Maxtext", "benchmarks", "benchmarks/peers", ""):
 # scripts that tests start: those that are to be interrupted would never end.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Programs are compiled as a user's are: what saves compile time by skipping passes rounds otherwise.
-# The scripts' own flag, and one piece of code per program instead of 32, which changes no number.
+# Programs are compiled as a user's are: skipping XLA's expensive passes would save time, but round
+# otherwise. The scripts' own flag, and one piece of code per program instead of 32, which changes
+# no number.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_cpu_multi_thread_eigen=false --xla_cpu_parallel_codegen_split_count=1",

@@ -1,8 +1,8 @@
-"""The suite as other processors compile it: run `make test-isa`, or this file with pytest's arguments.
+"""The suite as other processors compile it: `make test-isa`, or this file with pytest's arguments.
 
 XLA compiles for the processor it finds. With fewer vector instructions, or with two threads, the
-same program adds in another order, and its last digits differ. One line per setting, and then the
-tests that failed; exit code 1 if there are any.
+same program adds in another order, and its last digits differ. Prints one line per setting, and the
+tests that failed below it; exit code 1 if there are any.
 """
 
 import os
