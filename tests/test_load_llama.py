@@ -28,6 +28,8 @@ SLOW = [
 # each of at most three layers adds on the way to it: seven sums, each off by up to 96 roundings
 # (2^-24). As a share of the largest logit:
 ROUNDING = 7 * 96 * 2**-24  # 4e-5
+# A log-prob at temperature 1 is the difference of two such numbers; the tiny Llama's reach 20.
+LOG_PROB = 2 * 20 * ROUNDING  # 1.6e-3
 
 
 def logits_of(adapter, mesh, golden):
