@@ -213,7 +213,6 @@ def run_script(folder, devices, *arguments, setup=""):
     path = os.pathsep.join([str(Path(vllm_cpu_shim.__file__).parent), str(settings.HERE)])
     environment = {
         "PYTHONPATH": path,
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "0",  # steps are many here
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
     }
     done = subprocess.run(
