@@ -17,7 +17,8 @@ import threading
 import time
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-# What Google's roles allow, as far as these programs ask: https://cloud.google.com/storage/docs/access-control/iam-roles
+# What Google's roles allow, as far as these programs ask:
+# https://cloud.google.com/storage/docs/access-control/iam-roles
 ROLES = {
     "roles/storage.objectViewer": {"storage.objects.get", "storage.objects.list"},
     "roles/storage.legacyBucketReader": {"storage.buckets.get", "storage.objects.list"},
@@ -143,6 +144,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     """One connection of a client."""
 
     protocol_version = "HTTP/1.1"
+    wbufsize = 2**16  # header and body in one packet: the second would wait 40 ms
     fake: FakeBucket
 
     def log_message(self, *args):
@@ -210,6 +212,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         content, _ = self.fake.find(bucket, name)
         return {"done": True, "resource": self.fake.put(to_bucket, to_name, content)}
 
+    def move(self, bucket, name, to_name, query, body):
+        copied = self.copy(bucket, name, bucket, to_name, query, body)
+        self.delete(bucket, name, query, body)
+        return copied["resource"]
+
     def get(self, bucket, name, query, body):
         self.fake.need(bucket, "storage.objects.get")
         content, generation = self.fake.find(bucket, name)
@@ -269,7 +276,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             except Refused as refused:
                 code = refused.args[0]
             answers.append(
-                f"Content-Type: application/http\r\n\r\nHTTP/1.1 {code} X\r\nContent-Length: 0\r\n\r\n\r\n"
+                f"Content-Type: application/http\r\n\r\n"
+                f"HTTP/1.1 {code} X\r\nContent-Length: 0\r\n\r\n\r\n"
             )
         text = "".join(f"--batch\r\n{answer}" for answer in answers) + "--batch--"
         return 200, {"Content-Type": "multipart/mixed; boundary=batch"}, text.encode()
@@ -292,6 +300,7 @@ OBJECT = f"{BUCKET}/o/(?P<name>[^/]+)"
 CALLS = {  # method and path, and who answers
     f"(POST|PUT) (/resumable)?/upload{BUCKET}/o": Handler.upload,
     f"POST {OBJECT}/rewriteTo/b/(?P<to_bucket>[^/]+)/o/(?P<to_name>[^/]+)": Handler.copy,
+    f"POST {OBJECT}/moveTo/o/(?P<to_name>[^/]+)": Handler.move,
     f"GET (/download)?{OBJECT}": Handler.get,
     f"DELETE {OBJECT}": Handler.delete,
     f"GET {BUCKET}/o/?": Handler.list,
