@@ -64,7 +64,7 @@ class Desk:
             (self.folder / DEMO, ""),
             *(
                 (folder / "bin" / name, STAND_IN)
-                for name in ("gcloud", "xpk", "srun", "scontrol", "python3")
+                for name in ("gcloud", "xpk", "srun", "scontrol", "python3", "pip")
             ),
         ):
             path.write_text(text)
@@ -192,8 +192,8 @@ exit $?
 
 
 def test_a_pods_script_installs_nothing_outside_of_a_pod(desk):
-    code, error, _ = desk.run("pod.sh", "gs://b", "run", PATH="", KUBERNETES_SERVICE_HOST="")
-    assert code == 2 and error.startswith("error: no pod")
+    code, error, calls = desk.run("pod.sh", "gs://b", "run", KUBERNETES_SERVICE_HOST="")
+    assert code == 2 and error.startswith("error: no pod") and not calls
 
 
 def test_a_pod_that_is_told_to_end_saves_and_its_logs_reach_the_bucket(desk, bucket):
