@@ -120,5 +120,7 @@ def test_two_hosts_with_disks_of_their_own_resume_from_the_bucket_and_run_again(
     assert "going on after step 2 of 4" in outs[0]
     for host in hosts("again"):
         finish(host)
-    for log in ("run/train_log.csv", "again/train_log.csv"):
-        rows = [read_log(tmp_path / "host_0" / log), read_log(tmp_path / "host_1" / log)]
+    for folder in ("host_0/run", "host_1/run/host_1", "host_1/again/host_1"):
+        rows = [read_log(tmp_path / run / "train_log.csv") for run in ("host_0/again", folder)]
+        assert [row["loss"] for row in rows[0]] == [row["loss"] for row in rows[1]]
+        assert len(rows[0]) == 4
