@@ -5,11 +5,13 @@ The stand-ins on PATH record their arguments. For ssh, gcloud's runs the command
 serves as the rented machine; for scp it copies.
 """
 
+import contextlib
 import itertools
 import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -211,7 +213,10 @@ def test_a_pod_that_is_told_to_end_saves_and_its_logs_reach_the_bucket(desk, buc
     pod = desk.here / "pod"
     pod.mkdir()
     (pod / settings.HERE.name).symlink_to(settings.HERE)
-    for name, does in (("python", f'exec {sys.executable} "$@"'), ("pip", "")):
+    for name, does in (
+        ("python", f'echo "$HF_TOKEN" > token; exec {sys.executable} "$@"'),
+        ("pip", ""),
+    ):
         (pod / name).write_text(f"#!/bin/bash\n{does}\n")
         (pod / name).chmod(0o755)
     inside = {"PATH": f"{pod}:{os.environ['PATH']}", "KUBERNETES_SERVICE_HOST": "x"}
@@ -220,14 +225,19 @@ def test_a_pod_that_is_told_to_end_saves_and_its_logs_reach_the_bucket(desk, buc
     script = XPK.replace("COMMAND", f"{command} {constants}")
     with open(pod / "log", "w") as log:
         options = dict(cwd=pod, env=variables, stdout=log, stderr=subprocess.PIPE, text=True)
-        shell = subprocess.Popen(["bash", "-c", script], **options)
-    wait_for(lambda: read_log(pod / "runs" / "grpo" / "train_log.csv"), shell)
-    assert "run      200 steps" in (pod / "log").read_text()  # while it runs
-    shell.terminate()
-    assert shell.wait(HANGS) == 130
+        shell = subprocess.Popen(["bash", "-c", script], start_new_session=True, **options)
+    try:
+        wait_for(lambda: read_log(pod / "runs" / "grpo" / "train_log.csv"), shell)
+        assert "run      200 steps" in (pod / "log").read_text()  # while it runs
+        shell.terminate()
+        assert shell.wait(HANGS) == 130
+    finally:  # as Kubernetes does with what is left of a pod
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(shell.pid, signal.SIGKILL)
     done = read_log(pod / "runs" / "grpo" / "train_log.csv")[-1]["step"]
     assert checkpoints.saved(f"{address}/grpo")[-1] == done < 200
     assert "train_log.csv" in bucket.names(f"{address}/reports/grpo")
+    assert (pod / "token").read_text() == "secret\n"
 
 
 COMMAND = re.compile(
