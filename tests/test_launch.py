@@ -241,8 +241,8 @@ def test_a_pod_that_is_told_to_end_saves_and_its_logs_reach_the_bucket(desk, buc
 
 
 COMMAND = re.compile(
-    r"^(?:# +|!)?((?:\w+=\S+ )*(?:bash|sbatch|\S*python) 5_GRPO_Maxtext/(?:launch/|grpo_llama)[^#\n]*)"
-    r"(?:# *(\S+))?|TPU=(\S+)",
+    r"^(?:# +|!)?((?:\w+=\S+ )*(?:bash|sbatch|\S*python) "
+    r"5_GRPO_Maxtext/(?:launch/|grpo_llama)[^#\n]*)(?:# *(\S+))?|TPU=(\S+)",
     re.M,
 )
 
