@@ -105,7 +105,8 @@ def stored_parameters(folder: Path) -> int:
     count = 0
     for path in weight_files(folder):
         with safetensors.safe_open(path, "np") as file:
-            count += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())
+            names = file.keys()
+            count += sum(math.prod(file.get_slice(name).get_shape()) for name in names)
     return count
 
 
