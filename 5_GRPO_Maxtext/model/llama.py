@@ -7,6 +7,7 @@ rotating them. The logits equal those of transformers' own models (tests/test_lo
 
 import functools
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,16 @@ def weight_files(folder: Path) -> list[Path]:
             f"MODEL={folder}: {path.name} is damaged ({error}); fetch it again"
         ) from None
     return files
+
+
+def stored_parameters(folder: Path) -> int:
+    """Number of parameters in a model's files, from their headers: nothing is loaded."""
+    count = 0
+    for path in weight_files(folder):
+        with safetensors.safe_open(path, "np") as file:
+            names = file.keys()
+            count += sum(math.prod(file.get_slice(name).get_shape()) for name in names)
+    return count
 
 
 def from_hub(model: str, patterns: list[str]) -> Path:
