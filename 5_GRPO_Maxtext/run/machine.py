@@ -114,26 +114,24 @@ BATCH_SIZE_COLUMNS = (  # MODEL, and whether it's trained with LoRA
 )
 
 
-def batch_size_of_cards(machine: Machine, model: str, lora: bool) -> tuple[int, str]:
-    """BATCH_SIZE of a model on NVIDIA cards, and why, in a few words.
+def compiled_batch_size(machine: Machine, model: str, lora: bool) -> tuple[int, str]:
+    """The largest BATCH_SIZE that was compiled for NVIDIA cards like these, and for which cards; 0
+    and "" if there's none.
 
-    It's that of the row in BATCH_SIZES for cards of the same size, or else for the next smaller
-    ones: with no more memory and no more cards, and without bfloat16 if `machine` has none.
+    It's that of the row in BATCH_SIZES for the same cards, or else for the next smaller ones: with
+    no more memory and no more cards, and without bfloat16 if `machine` has none.
     """
     if (model, lora) not in BATCH_SIZE_COLUMNS:
-        return 1, "no batch was compiled for this MODEL; try a larger one"
-    column, found = BATCH_SIZE_COLUMNS.index((model, lora)), []
+        return 0, ""
+    column, found = BATCH_SIZE_COLUMNS.index((model, lora)), [(0, False, 0.0, "")]
     for name, sizes in BATCH_SIZES.items():
         card = parse_machine(name)
         # half of SPARE: what shows the desktop can leave the same card a little less
         fits = card.gib <= machine.gib + SPARE / 2 and card.chips <= machine.chips
         if sizes[column] and fits and (machine.capability >= 8 or card.capability < 8):
             found.append((sizes[column], name == machine.name, card.gib, name))
-    if not found:
-        return 1, f"no batch was compiled that fits {machine.gib:.1f} GiB; it may not fit either"
-    size, same, _, name = max(found)
-    why = "the largest that fits, as compiled" if same else f"as for {name}, the next smaller"
-    return size, why
+    size, _, _, name = max(found)
+    return size, name
 
 
 def machine_defaults(machine: Machine, given: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
@@ -146,11 +144,13 @@ def machine_defaults(machine: Machine, given: Mapping[str, Any]) -> dict[str, tu
         ours = given.get("ROLLOUT_ENGINE") == "maxtext"
         return {"ATTENTION": (kernel, "flash can't decode")} if ours else {}
     model, lora = str(given.get("MODEL", "")).partition("@")[0], str(given.get("LORA_RANK", 32))
+    size, card = compiled_batch_size(machine, model, lora != "0")
+    why = "the largest that fits" if card == machine.name else f"as for {card}, the next smaller"
     defaults = {
         "ROLLOUT_ENGINE": ("maxtext", "vLLM's packages here are the TPU's"),
         "ATTENTION": ("dot_product", "runs on every card"),
         "TRAIN_MICRO_BATCH_SIZE": (1, "the smallest pass"),
-        "BATCH_SIZE": batch_size_of_cards(machine, model, lora != "0"),
+        "BATCH_SIZE": (size, why) if size else (1, "no batch of this MODEL is known to fit"),
     }
     if machine.capability < 8:
         defaults["DTYPE"] = ("float32", "no bfloat16 units")
