@@ -111,7 +111,7 @@ def test_every_default_of_every_card_fits_jaxs_share_with_a_gib_to_spare(
         ("NVIDIA GeForce RTX 4070", "8.9", 12282, 1, QWEN_LORA, 2, "the largest that fits"),
         ("NVIDIA GeForce RTX 5090", "12.0", 32607, 1, QWEN_LORA, 8, "as for rtx3090"),
         ("NVIDIA A10G", "8.6", 23028, 1, QWEN_LORA, 8, "as for l4"),
-        ("NVIDIA H100 PCIe", "9.0", 81559, 1, LLAMA_LORA, 4, "as for h100"),
+        ("NVIDIA H100 PCIe", "9.0", 81559, 1, LLAMA_LORA, 4, "as for a100-80"),
         ("NVIDIA GeForce RTX 4060 Laptop GPU", "8.9", 8188, 1, QWEN_LORA, 1, "no batch"),
         ("NVIDIA GeForce RTX 4090", "8.9", 24564, 2, QWEN_LORA, 8, "as for"),
         ("NVIDIA H100 80GB HBM3", "9.0", 81559, 4, LLAMA_LORA, 4, "as for"),

@@ -93,8 +93,8 @@ def parse_machine(name: str) -> Machine | None:
 # if not even one does. From assets/fit_cards.csv, as a test checks.
 BATCH_SIZES = {
     "rtx4060": (0, 0, 0, 0, 0, 0),
-    "rtx4070": (0, 0, 0, 0, 0, 0),
-    "t4": (2, 0, 2, 0, 0, 0),
+    "rtx4070": (2, 0, 0, 0, 0, 0),
+    "t4": (2, 0, 0, 0, 0, 0),
     "l4": (8, 4, 16, 0, 0, 0),
     "rtx4090": (8, 4, 16, 0, 0, 0),
     "rtx3090": (8, 4, 16, 0, 0, 0),
@@ -126,8 +126,10 @@ def compiled_batch_size(machine: Machine, model: str, lora: bool) -> tuple[int, 
     column, found = BATCH_SIZE_COLUMNS.index((model, lora)), [(0, False, 0.0, "")]
     for name, sizes in BATCH_SIZES.items():
         card = parse_machine(name)
-        # half of SPARE: what shows the desktop can leave the same card a little less
-        fits = card.gib <= machine.gib + SPARE / 2 and card.chips <= machine.chips
+        room = machine.gib + SPARE / 2  # what shows the desktop can leave the same card a bit less
+        if card.chips == 1 < machine.chips:  # several split the weights, which makes up for NCCL
+            room += OUTSIDE_JAX_OF_SEVERAL - OUTSIDE_JAX
+        fits = card.gib <= room and card.chips <= machine.chips
         if sizes[column] and fits and (machine.capability >= 8 or card.capability < 8):
             found.append((sizes[column], name == machine.name, card.gib, name))
     size, _, _, name = max(found)

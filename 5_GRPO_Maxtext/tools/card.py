@@ -95,7 +95,7 @@ def start(code: list[str], on_cpu: bool = False) -> subprocess.Popen:
 
 
 def output_of(process: subprocess.Popen) -> str:
-    """What a process printed; raises RuntimeError with its last line, without paths, if it failed."""
+    """What a process printed. If it failed, raises RuntimeError with its last line, without paths."""
     output, errors = process.communicate()
     if process.returncode:
         last = (errors.strip() or output.strip() or "no message").splitlines()[-1]
@@ -114,7 +114,7 @@ def train(folder: Path, *arguments: str, on_cpu: bool = False) -> list[dict[str,
 
 
 def kill_and_resume(folder: Path, *arguments: str) -> tuple[int, list[dict[str, float]]]:
-    """Kills a run at its first checkpoint, and runs it to its end; that checkpoint, and all rows."""
+    """Kills a run at its first checkpoint and runs it again; returns that checkpoint, and all rows."""
     script = [str(HERE / "grpo_llama3_1_8b_demo.py"), *SIZES, *arguments, f"RUN_DIR={folder}"]
     process, saved = start(script), []
     while process.poll() is None and not saved:
