@@ -61,22 +61,19 @@ def missing_packages() -> list[tuple[str, float]]:
 
 def refuse_without_packages() -> None:
     """Ends with one line if jax is missing or too old, or if other packages are missing."""
+    fault = ""
     try:
         version = importlib.metadata.version("jax")
     except importlib.metadata.PackageNotFoundError:
         version = "0"
     if tuple(map(int, version.split(".")[:2])) < (0, 11):
-        sys.exit(
-            "error: jax 0.11 or newer isn't installed; run `make card` where there's a network"
-        )
-    if missing := missing_packages():
-        names = " ".join(name for name, _ in missing)
-        mib = sum(size for _, size in missing)
-        print(
-            f"error: {len(missing)} packages are missing, {mib:.1f} MiB of wheels; install them: "
-            f"pip install --no-deps {names}",
-            file=sys.stderr,
-        )
+        fault = "jax 0.11 or newer isn't installed; run `make card` where there's a network"
+    elif missing := missing_packages():
+        names, sizes = zip(*missing)
+        fault = f"{len(names)} packages are missing, {sum(sizes):.1f} MiB of wheels; install them: "
+        fault += f"pip install --no-deps {' '.join(names)}"
+    if fault:
+        print(f"error: {fault}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -95,7 +92,7 @@ def start(code: list[str], on_cpu: bool = False) -> subprocess.Popen:
 
 
 def output_of(process: subprocess.Popen) -> str:
-    """What a process printed. If it failed, raises RuntimeError with its last line, without paths."""
+    """What a process printed. If it failed, raises RuntimeError with its last line, no paths."""
     output, errors = process.communicate()
     if process.returncode:
         last = (errors.strip() or output.strip() or "no message").splitlines()[-1]
@@ -114,7 +111,7 @@ def train(folder: Path, *arguments: str, on_cpu: bool = False) -> list[dict[str,
 
 
 def kill_and_resume(folder: Path, *arguments: str) -> tuple[int, list[dict[str, float]]]:
-    """Kills a run at its first checkpoint and runs it again; returns that checkpoint, and all rows."""
+    """Kills a run at its first checkpoint and runs it again; that checkpoint, and all rows."""
     script = [str(HERE / "grpo_llama3_1_8b_demo.py"), *SIZES, *arguments, f"RUN_DIR={folder}"]
     process, saved = start(script), []
     while process.poll() is None and not saved:
@@ -131,10 +128,9 @@ def kill_and_resume(folder: Path, *arguments: str) -> tuple[int, list[dict[str, 
 # %% On the devices, each in a process of its own --------------------------------------------------
 def print_devices() -> None:
     """Prints what JAX and the driver say of this machine, as JSON."""
-    import settings  # noqa: F401 - before jax: sets XLA's flags
     import jax
 
-    from model import devices
+    from model import devices  # imports settings, which sets XLA's flags
 
     devices.check_gpu()
     device = jax.devices()[0]
@@ -182,12 +178,13 @@ def run_largest() -> None:
     abstract, mesh = llama.abstract_model(hf, llama.to_run_config(c, hf), trainer)
 
     def filled(x):
+        """Weights of 0, a temperature of 1, tokens and lengths of 1 (0 would end an answer)."""
         if not isinstance(x, jax.ShapeDtypeStruct):
             return x
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             return jax.random.key(0)
-        value = jnp.zeros if x.shape else jnp.ones  # the only scalar is the temperature
-        return value(x.shape, x.dtype, device=x.sharding)
+        value = 0 if x.shape and jnp.issubdtype(x.dtype, jnp.floating) else 1
+        return jnp.full(x.shape, value, x.dtype, device=x.sharding)
 
     seconds, done = {}, {}
     for name, jitted, arguments in fit_check.make_programs(
@@ -269,7 +266,7 @@ def main(arguments: list[str]) -> int:
                 "seconds per step",
                 f"{statistics.median(times):.3f}, first {rows[0]['seconds']:.1f}",
             )
-            peak = rows[-1].get("memory_device_0_peak_gib", math.nan)
+            peak = rows[-1].get("memory_device_0_peak_gib", math.nan)  # nan: not measured on a CPU
             say("memory, at most", f"{peak:.2f} GiB")
         for what, constant in (("bfloat16", "DTYPE=bfloat16"), ("LoRA", "LORA_RANK=16")):
             with part(what):
