@@ -1,9 +1,12 @@
 # Environments of their own, and the files of pinned packages.
-.PHONY: demo-cuda lm-eval fit-setup fit-check requirements requirements-tpu
+.PHONY: demo-cuda card lm-eval fit-setup fit-check requirements requirements-tpu
 
 # The packages bring CUDA 13 with them; the machine itself needs NVIDIA's driver, 580 or newer.
 demo-cuda: .venv-cuda/installed  ## the main job on an NVIDIA GPU, in an environment of its own (2.5 GB; not run by us)
 	.venv-cuda/bin/python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py
+
+card: .venv-cuda/installed  ## tries the course on your NVIDIA GPU, ten minutes; please send us the card.txt it writes
+	.venv-cuda/bin/python 5_GRPO_Maxtext/tool.py card
 
 .venv-cuda/installed: requirements/build.txt requirements/cuda.txt
 	"$(PYTHON)" -m venv .venv-cuda

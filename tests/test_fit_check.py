@@ -169,6 +169,46 @@ def test_the_table_of_the_rungs_is_the_committed_one(language):
         assert f"| {machine} | {' | '.join(cells.values())} |" in text
 
 
+CARD_NAMES = {
+    "rtx4060": "RTX 4060",
+    "rtx4070": "RTX 4070",
+    "t4": "T4",
+    "l4": "L4",
+    "rtx4090": "RTX 4090",
+    "rtx3090": "RTX 3090",
+    "a100-40": "A100 40 GB",
+    "a100-80": "A100 80 GB",
+    "h100": "H100",
+    "h200": "H200",
+    "8xh100": "8 × H100",
+}
+
+
+@pytest.mark.parametrize("language", pages.LANGUAGES)
+@pytest.mark.parametrize("card", CARD_NAMES)
+def test_the_table_of_the_cards_is_the_committed_one(card, language):
+    """A cell for each model and how it's trained: the largest batch whose programs all fit."""
+    cells = {}
+    for constants, rows in machines.compiled(card, ["fit_cards.csv"]).items():
+        c = dict(word.split("=") for word in constants.split())
+        size, peak = int(c["BATCH_SIZE"]), max(float(row["peak"]) for row in rows)
+        cell = (size, f"{size} ({peak:.1f})")
+        if peak > float(rows[0]["limit"]):
+            cell = (0, "–")
+        case = c.get("LORA_RANK") == "0", c["MODEL"]
+        cells[case] = max(cells.get(case, cell), cell)
+    del cells[False, "tiny_llama"]
+    order = ("135M", "0.6B", "1B", "8B")  # in the models' names; LoRA comes first
+    found = sorted(
+        (whole, next(i for i, size in enumerate(order) if size in model), cell)
+        for (whole, model), (_, cell) in cells.items()
+    )
+    row = " | ".join(cell for *_, cell in found)
+    gib = machines.parse_machine(card).gib
+    text = pages.text(settings.HERE, language)
+    assert len(found) == 7 and f"| {CARD_NAMES[card]} | {gib:.2f} | {row} |" in text
+
+
 def test_a_file_is_compiled_case_by_case_and_goes_on_where_it_stopped(monkeypatch, tmp_path):
     """What compiles is replaced, and stops at the third case; all else runs, over a copy of the
     file.
