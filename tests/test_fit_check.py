@@ -42,25 +42,21 @@ FIT = settings.HERE.parent / ".venv-fit" / "bin" / "python"
 
 @pytest.mark.skipif(not FIT.exists(), reason="needs the TPU's compiler: make fit-setup")
 def test_the_native_sampler_and_the_update_compile_for_eight_tpu_chips(tmp_path):
-    """A small Llama, with a vocabulary that the compiler sorts across lanes (that of the tiny Llama
-    is too short), in every way we sample; each chip holds an eighth of the answers' KV cache.
+    """A small Llama, sampled in every way we have. The tiny one's vocabulary is too short: with it,
+    the compiler also took the top-k that kills it at Llama 3.1's.
     """
     config = json.loads((settings.HERE / "tiny_llama" / "config.json").read_text())
-    config |= dict(vocab_size=4096, num_hidden_layers=2)
+    config |= dict(vocab_size=4096, num_hidden_layers=1)
     (tmp_path / "config.json").write_text(json.dumps(config))
-    sizes = "BATCH_SIZE=64", "NUM_GENERATIONS=8", "TOTAL_GENERATION_STEPS=484"
-    alone = "SCAN_LAYERS=True", "BETA=0", "NUM_ITERATIONS=1"  # no more programs than these three
-    asked = "fit_check", "TOPOLOGIES=v6e-8", f"MODEL={tmp_path}", *sizes, *alone
-    # without the suite's variables, which hold for the CPU's compiler
+    small = "BATCH_SIZE=8", "NUM_GENERATIONS=2", "SCAN_LAYERS=True"
+    alone = "BETA=0", "NUM_ITERATIONS=1"  # without other programs
+    asked = "fit_check", "TOPOLOGIES=v6e-8", f"MODEL={tmp_path}", *small, *alone
+    # without the suite's variables, which are for the CPU's compiler
     own = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
     tool = settings.HERE / "tool.py"
     done = subprocess.run([FIT, tool, *asked], env=own, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    peaks = dict(re.findall(r": (\w+) takes ([\d.]+) of", done.stdout))
-    assert list(peaks) == ["prefill", "decode", "update"]
-    # keys and values of 2 heads of 24 float32 numbers in 2 layers, for 28 + 484 tokens
-    cache = 64 * 8 * (28 + 484) * 2 * 2 * 2 * 24 * 4 / memory.GIB
-    assert float(peaks["decode"]) < cache
+    assert re.findall(r": (\w+) takes", done.stdout) == ["prefill", "decode", "update"]
 
 
 def arrays_of(tree):
