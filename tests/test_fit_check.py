@@ -3,7 +3,11 @@ pages say.
 """
 
 import dataclasses
+import json
+import os
+import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import jax
@@ -31,6 +35,28 @@ def table(*files):
     paths = (machines.ASSETS / file for file in files or memory.FIT_FILES)
     # a case without a peak is still to be compiled
     return [row for path in paths for row in machines.rows_of(path) if row["peak"]]
+
+
+FIT = settings.HERE.parent / ".venv-fit" / "bin" / "python"
+
+
+@pytest.mark.skipif(not FIT.exists(), reason="needs the TPU's compiler: make fit-setup")
+def test_the_native_sampler_and_the_update_compile_for_eight_tpu_chips(tmp_path):
+    """A small Llama, sampled in every way we have. The tiny one's vocabulary is too short: with it,
+    the compiler also took the top-k that kills it at Llama 3.1's.
+    """
+    config = json.loads((settings.HERE / "tiny_llama" / "config.json").read_text())
+    config |= dict(vocab_size=4096, num_hidden_layers=1)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    small = "BATCH_SIZE=8", "NUM_GENERATIONS=2", "SCAN_LAYERS=True"
+    alone = "BETA=0", "NUM_ITERATIONS=1"  # without other programs
+    asked = "fit_check", "TOPOLOGIES=v6e-8", f"MODEL={tmp_path}", *small, *alone
+    # without the suite's variables, which are for the CPU's compiler
+    own = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
+    tool = settings.HERE / "tool.py"
+    done = subprocess.run([FIT, tool, *asked], env=own, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert re.findall(r": (\w+) takes", done.stdout) == ["prefill", "decode", "update"]
 
 
 def arrays_of(tree):
@@ -74,6 +100,11 @@ def run_and_compare(trained: str) -> None:
             programs[name], given[name] = jitted, arguments
             if name in ("prefill", "decode"):  # decode takes what prefill returns
                 done[name] = jitted.lower(*arguments).compile()
+    _, cache = done["prefill"].out_info
+    _, places = done["prefill"].output_shardings
+    for x, place in zip(jax.tree.leaves(cache), jax.tree.leaves(places), strict=True):
+        if x.ndim > 2:  # [layers, answers, ...]: a device has those of its own answers
+            assert place.shard_shape(x.shape)[:2] == (x.shape[0], x.shape[1] // 8)
     beside, *of_step = given["update"]
     assert bool(jax.tree.leaves(beside)) == (trained == "LORA_RANK=0")  # the frozen reference
 

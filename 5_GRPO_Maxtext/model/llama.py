@@ -37,6 +37,8 @@ ARCHITECTURES = {
     "llama": "llama3.1-8b",
     "qwen3": "qwen3-0.6b",
 }
+# mesh axes that MaxText splits a batch over
+BATCH_AXES = ["data", "fsdp", "fsdp_transpose", "expert"]
 # pad-only tokens of Llama 3.1 and Qwen3
 SPARE_TOKENS = ("<|finetune_right_pad_id|>", "<|fim_pad|>")
 
@@ -262,6 +264,8 @@ def to_maxtext_config(
         scan_layers=scan_layers,
         remat_policy=remat_policy,
         matmul_precision="highest" if dtype == "float32" else "default",
+        # the KV cache's rows, split like the answers'; by default every device holds all of them
+        logical_axis_rules=[["cache_batch", BATCH_AXES], ["cache_batch_prefill", BATCH_AXES]],
         ici_fsdp_parallelism=-1,  # all devices the other axes don't use
         hardware=jax.default_backend() if jax.default_backend() in ("cpu", "gpu") else "tpu",
         # Tunix and Orbax save, not MaxText
