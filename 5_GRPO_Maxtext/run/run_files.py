@@ -10,13 +10,19 @@ from settings import UserError
 
 
 def newest_run() -> Path | None:
-    """The run under runs/ with the most recent checkpoint, wherever that's saved; None if there's
+    """The run under runs/ that saved a checkpoint last, wherever that's saved; None if there's
     none.
+
+    By the time in run.json, because copies and later starts change the time of a file.
     """
-    notes = [path.with_name("run.json") for path in Path("runs").rglob("constants.json")]
-    first = [path for path in notes if not path.parent.name.startswith("host_")]
-    saved = [path for path in first if "saved" in (read_object(path) or {})]
-    return max(saved, key=lambda path: path.stat().st_mtime).parent if saved else None
+    runs = [path.parent for path in Path("runs").rglob("constants.json")]
+    notes = {run: read_object(run / "run.json") or {} for run in runs if run.name[:5] != "host_"}
+    saved = {
+        run: note.get("saved_at") or (run / "run.json").stat().st_mtime  # an older version's run
+        for run, note in notes.items()
+        if "saved" in note
+    }
+    return max(saved, key=saved.__getitem__, default=None)
 
 
 def read_log(path: Path) -> list[dict[str, float]]:

@@ -1,7 +1,8 @@
 """The folder of a run: its constants, its lock, the evaluations before and after training.
 
 constants.json has the constants, MODEL with the hub's commit; a resumed run must match them.
-run.json has the run's number, command and identity (below), and its newest checkpoint. before.json
+run.json has the run's number, command and identity (below), its newest checkpoint, and when it was
+noted. before.json
 and after.json are the evaluations. With CHECKPOINT_DIR the files are also copied there before each
 checkpoint, so a run survives the loss of its machine.
 """
@@ -50,7 +51,9 @@ class RunFolder:
         CHECKPOINT_DIR.
         """
         steps, note = checkpoints.saved(self.checkpoints), read_object(self.logs / "run.json") or {}
-        note |= {"RUN_DIR": str(self.path)} | more | ({"saved": steps[-1]} if steps else {})
+        if steps and steps[-1] != note.get("saved"):
+            note |= {"saved": steps[-1], "saved_at": time.time()}
+        note |= {"RUN_DIR": str(self.path)} | more
         settings.write_whole(self.logs / "run.json", json.dumps(note) + "\n")
         if self.checkpoints != checkpoints.root_of_run("", self.path):
             checkpoints.copy_files(self.logs, self.copy, again=True)
