@@ -437,9 +437,6 @@ def choose(c, tables: dict[str, tuple[str, dict[str, Callable]]]) -> Method:
     return use._replace(**wrapped)
 
 
-ON_SAMPLES = "advantage", "weights"  # called with NumPy arrays, which can be written to
-
-
 @functools.cache
 def own_functions(method: str) -> dict[str, Callable[..., Any]]:
     """The functions of METHOD's file that are named after a field of `Method`; UserError if there
@@ -450,10 +447,13 @@ def own_functions(method: str) -> dict[str, Callable[..., Any]]:
     module = load_file(find_path(method).resolve(), "METHOD")
     names = [name for name in Method._fields if name != "c"]
     functions = {
-        name: on_copies(getattr(module, name)) if name in ON_SAMPLES else getattr(module, name)
-        for name in names
-        if callable(getattr(module, name, None))
+        name: getattr(module, name) for name in names if callable(getattr(module, name, None))
     }
+    # of these, the arguments can be written to; jax's arrays can't
+    for name in functions.keys() & {"advantage", "weights"}:
+        functions[name] = on_copies(functions[name])
+    if own := functions.get("rollouts"):
+        functions["rollouts"] = lambda c, llm, task, run: own(c, llm, task.with_copies(), run)
     if not functions:
         raise UserError(f"METHOD={method}: defines none of {', '.join(names)}; name a function so")
     return functions

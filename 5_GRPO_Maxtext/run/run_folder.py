@@ -20,6 +20,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -31,9 +32,11 @@ from run import checkpoints
 from run.evaluation import in_words
 from run.run_files import read_constants, read_object
 from settings import UserError, find_path
+from task import code_grading, grading, task_rewards
 from task.questions import GRADED
 from task.run_grader import COURSE_REWARDS
 
+GRADERS = grading, task_rewards, code_grading
 FREE_TO_CHANGE = {"RUN_DIR", "DRY_RUN", "PROFILE_DIR"}  # when a run is resumed
 
 
@@ -221,7 +224,7 @@ def identity(
 
     `rows` are questions with their prompts, by split; `names` are the rewards'; `course` is their
     file. Of a reward, METHOD or ENVIRONMENT it's the code without comments, but not what that
-    imports or reads.
+    imports or reads; `graders` is the course's own code that grades.
     """
     files = {name: getattr(c, name, "") for name in ("REWARD_FUNC", "METHOD", "ENVIRONMENT")}
     if not set(COURSE_REWARDS).isdisjoint(names):
@@ -231,6 +234,7 @@ def identity(
         for name, file in files.items()
         if file
     }
+    code["graders"] = "".join(map(code_of, GRADERS))
     digests = {name: hashlib.sha256(tree.encode()).hexdigest() for name, tree in code.items()}
     digests |= {
         name: model_digest(getattr(c, name))
@@ -244,6 +248,17 @@ def identity(
             columns = [[[row[key] for key in keys] for row in part] for part in known]
             digests[name] = hashlib.sha256(json.dumps(columns).encode()).hexdigest()
     return digests
+
+
+def code_of(module: ModuleType) -> str:
+    """A module's code without comments and docstrings."""
+    tree = ast.parse(Path(module.__file__).read_bytes())
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(
+            node
+        ):
+            del node.body[0]
+    return ast.dump(tree)
 
 
 def change_message(kept: Mapping[str, str], now: Mapping[str, str], c, where: str) -> str:

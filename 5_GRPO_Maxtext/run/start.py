@@ -96,16 +96,20 @@ def check_method(c, tables) -> None:
     if "objective" in own:
         # the page's own Batch, which these folders don't import
         page = next(iter(tables["objective"][1].values()))
-        batch = inspect.signature(page).parameters["batch"].annotation(
-            prompt_ids=samples.answers.prompt_ids.reshape(flat),
-            completion_ids=samples.answers.completion_ids.reshape(flat),
-            mask=samples.mask.reshape(flat),
-            weight=weights.reshape(flat),
-            advantage=advantage.reshape(8, -1),
-            beta=np.full((8, 1), c.BETA),
-            sampler_log_prob=log_prob,
-            ref_log_prob=log_prob[::-1] if c.BETA else None,
-            old_log_prob=log_prob[::-1],
+        batch = (
+            inspect.signature(page)
+            .parameters["batch"]
+            .annotation(
+                prompt_ids=samples.answers.prompt_ids.reshape(flat),
+                completion_ids=samples.answers.completion_ids.reshape(flat),
+                mask=samples.mask.reshape(flat),
+                weight=weights.reshape(flat),
+                advantage=advantage.reshape(8, -1),
+                beta=np.full((8, 1), c.BETA),
+                sampler_log_prob=log_prob,
+                ref_log_prob=log_prob[::-1] if c.BETA else None,
+                old_log_prob=log_prob[::-1],
+            )
         )
         # traced as in the loss, where NumPy can't be used
         objective = jax.jit(lambda pi, batch: own["objective"](pi, batch, c))

@@ -207,9 +207,7 @@ def read_questions(
         part = parts.setdefault(source, [])
         for number, row in rows:
             try:
-                row = (
-                    json.loads(row, object_pairs_hook=once) if isinstance(row, str) else row
-                )
+                row = json.loads(row, object_pairs_hook=once) if isinstance(row, str) else row
                 question = to_question(row, optional)
                 task, answer, extra_info = map(
                     question.get, ("data_source", "answer", "extra_info")
