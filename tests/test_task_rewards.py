@@ -35,6 +35,25 @@ def test_an_answer_is_right_as_its_task_compares_it(task, gold, answer, right):
         assert compute_score(task, form.format(answer), gold) == float(right)
 
 
+@pytest.mark.parametrize(("task", "one", "other"), CASES["different"])
+def test_a_sign_can_be_the_whole_difference(task, one, other):
+    for truth, answer in ((one, other), (other, one)):
+        assert compute_score(task, f"<answer>{answer}</answer>", truth) == 0.0
+        assert compute_score(task, f"<answer>{truth}</answer>", truth) == 1.0
+
+
+@pytest.mark.parametrize(("task", "truth", "answer"), CASES["wrong"])
+def test_what_a_parser_skips_is_compared_too(task, truth, answer):
+    if task_rewards.ground_truth_fault(task, truth) is None:
+        assert compute_score(task, f"<answer>{answer}</answer>", truth) == 0.0
+
+
+@pytest.mark.parametrize(("task", "truth", "answer"), CASES["same"])
+def test_another_spelling_is_paid(task, truth, answer):
+    assert task_rewards.ground_truth_fault(task, truth) is None
+    assert compute_score(task, f"<answer>{answer}</answer>", truth) == 1.0
+
+
 def test_an_endless_expression_costs_its_time_limit_and_nothing_else(monkeypatch):
     monkeypatch.setattr(task_rewards, "MATH_SECONDS", 1)
     before = signal.getsignal(signal.SIGALRM)

@@ -184,8 +184,10 @@ def extract_hash_answer(answer: str) -> str | None:
     ValueError if there are several, and they differ.
     """
     _, *golds = answer.split("####")
-    numbers = [parse_number(gold.strip().partition("\n")[0]) for gold in golds]
-    if len(set(numbers)) > 1 and None not in numbers:
+    lines = [gold.strip().partition("\n")[0] for gold in golds]
+    # not "#### Step 1", a heading
+    numbers = {parse_number(line) for line in lines if not re.search(r"[^\W\d]", line)} - {None}
+    if len(numbers) > 1:
         raise ValueError("two right answers: it has several '#### N'")
     return golds[-1].strip() if golds and parse_number(golds[-1]) is not None else None
 
