@@ -163,11 +163,11 @@ def test_a_refill_asks_other_questions_until_every_group_has_a_signal():
 def test_a_step_asks_no_question_twice():
     """Of twelve questions and equal ones in other letters; when none is left, there's no refill."""
     constants = "ZERO_VARIANCE_GROUPS=refill", "BATCH_SIZE=4", "NUM_GENERATIONS=2", "NUM_BATCHES=99"
-    for train, batches in ((12, 3), (4, 1)):
-        [found], asked = rollouts(constants_of(*constants), lambda q: (1, 1), train=train)
+    for rows, batches in ((12, 3), (4, 1)):
+        [found], asked = rollouts(constants_of(*constants), lambda q: (1, 1), train=rows)
         every = [question for batch in asked for question in batch]
-        assert sorted(every) == [f"{i:02d}" for i in range(train)] and len(asked) >= batches
-        assert len(found.sampled.rewards) == train and len(found.rewards) == 4
+        assert sorted(every) == [f"{i:02d}" for i in range(rows)] and len(asked) >= batches
+        assert len(found.sampled.rewards) == rows and len(found.rewards) == 4
 
 
 def test_a_group_has_a_signal_where_its_advantages_differ():
