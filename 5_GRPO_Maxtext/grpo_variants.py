@@ -310,7 +310,7 @@ SAMPLER_WEIGHTS = {
 
 # %% Options that combine with every method --------------------------------------------------------
 def differ(values):
-    """Whether the values of a group, [B, G] or [B, G, T], differ by more than rounding: bool [B]."""
+    """Whether a group's values, [B, G] or [B, G, T], differ by more than rounding: bool [B]."""
     spread = np.ptp(values, axis=1).reshape(len(values), -1).max(axis=1)
     return spread > 1e-6 * np.abs(values).reshape(len(values), -1).max(axis=1).clip(1)
 

@@ -164,16 +164,13 @@ TWO_ANSWERS = [  # a row with two right answers, and what is said
         '{"prompt": "q", "ground_truth": "8", "answer": "#### 7", "data_source": "gsm8k"}',
         "two right",
     ),
-    (
-        '{"prompt": "q", "ground_truth": "8", "data_source": "gsm8k", "extra_info": {"a": 1, "a": 2}}',
-        "'a' is given twice",
-    ),
+    ('{"question": "q", "answer": "#### 8", "extra_info": {"a": 1, "a": 2}}', "'a' is given twice"),
 ]
 
 
 @pytest.mark.parametrize(("line", "words"), TWO_ANSWERS)
 def test_a_row_has_one_right_answer(line, words):
-    same = '{"question": "q", "answer": "#### Step 1: #### 7,000 ... #### 7000", "ground_truth": 7000.0}'
+    same = '{"question": "q", "answer": "#### Step 1 #### 7,000 #### 7000", "ground_truth": 7000.0}'
     Path("mine.jsonl").write_text(same)
     assert read("mine.jsonl", "train")[0][0]["answer"] == "7000"
     Path("mine.jsonl").write_text(same + "\n" + line)

@@ -19,6 +19,7 @@ from settings import UserError
 from task import grading, task_rewards
 from task.run_grader import COURSE_REWARDS, THINK_REWARDS, make_grader
 from task.task_rewards import compute_score
+from task.turns import Episode
 
 CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 FORMS = {"math": ["<answer>{}</answer>", r"thus \boxed{{{}}}"], "math_reasoning": ["{}"]}
@@ -172,6 +173,28 @@ def test_a_compute_score_of_ones_own_gets_the_rows_columns():
     (reward,) = grader.functions
     assert reward(**columns) == [15.0, 1.0]
     assert reward.__name__ == "compute_score" and grader.names == ("compute_score",)
+
+
+EDITS = (
+    "completions[0] = 'mine'",
+    "columns['answer'][0] = 'mine'",
+    "columns['completion_ids'][0][0] = 9",
+    "completions[0].rewards[0] = 9.0",
+)
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_reward_may_write_to_its_arguments_and_nobody_else_sees_it(edit):
+    """Whether it's the first of the rewards or the last; lists, arrays and an episode's own lists."""
+    text = f"def mine(prompts, completions, **columns):\n    {edit}\n    return [0.0, 0.0]"
+    first = Episode("<answer>2</answer>", rewards=[1.0], to_go=[1.0], turn=[0], terminated=True)
+    given = COLUMNS | {"completions": [first, "<answer>3</answer>"], "answer": np.array(["2", "2"])}
+    given["completion_ids"] = [np.array([5, 6]), np.array([5])]
+    for order in ("mine,check_answer", "check_answer,mine"):
+        points = {f.__name__: f(**given) for f in own(text, order).functions}
+        assert points == {"mine": [0.0, 0.0], "check_answer": [3.0, -1.0]}
+    assert given["completions"] == [first, "<answer>3</answer>"] and first.rewards == [1.0]
+    assert given["answer"].tolist() == ["2", "2"] and given["completion_ids"][0].tolist() == [5, 6]
 
 
 def test_the_same_answer_is_scored_once_and_another_question_anew():

@@ -45,9 +45,10 @@ def grade(grader, rows: Sequence[Mapping[str, str]], answers) -> dict[str, Any]:
     Returns:
         Shares `answer_accuracy` (right, in the requested format), `lenient_accuracy` (the last
         number is right, wherever it is), `partial_accuracy` (within 10 %, of the questions whose
-        right answer is a number), `format_accuracy`, `cut_off`; means `completion_length` (tokens) and, if compute_score grades, `mean_score`; if
-        there are several, `by_data_source`: `questions` and three of the shares. Lists [Q]:
-        `completions`, `correct`, `correct_lenient`, `format_ok`.
+        right answer is a number), `format_accuracy`, `cut_off`; means `completion_length` (tokens)
+        and, if compute_score grades, `mean_score`; if there are several, `by_data_source`:
+        `questions` and three of the shares. Lists [Q]: `completions`, `correct`, `correct_lenient`,
+        `format_ok`.
     """
     texts = answers.texts.tolist()
     columns = {name: [row[name] for row in rows] for name in GRADED}

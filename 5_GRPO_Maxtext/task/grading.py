@@ -63,7 +63,8 @@ _SPOILT_BEFORE = re.compile(
 )
 _SPOILT_AFTER = re.compile(
     r"""\A(?:\s?(?:[kKMGBTxX]|[bmt]n|mln)\b | [eij]\b | ! | -(?![A-Za-z]) | \s+-
-    | \s*/(?!\s?[A-Za-z]) | \s*(?i:grand|gross|score|thou|m(?:il|ill|io|rd)|bil|tril|max|tops|maximum|minimum)\b
+    | \s*/(?!\s?[A-Za-z])
+    | \s*(?i:grand|gross|score|thou|m(?:il|ill|io|rd)|bil|tril|max|tops|maximum|minimum)\b
     | [\s-]*(?i:odd|ish|something|to\ the|(?:short|shy)\ of)\b)
     | [=;] | \b(?:and\ (?:an?|one|up|over|above|more|some|something|change|counting))\b""",
     re.VERBOSE,

@@ -112,7 +112,7 @@ def read_run(c: Constants, run: str):
 
 
 def check_comparable(c: Constants, runs: Sequence[str]) -> None:
-    """UserError if the runs' figures mean different things: one row is untrained, for all of them."""
+    """UserError if the runs' figures don't mean the same: one row is untrained, for all of them."""
     meanings = []
     for run in runs:
         ask, checkpoint, _, grader, rows = read_run(c, run)
@@ -123,8 +123,8 @@ def check_comparable(c: Constants, runs: Sequence[str]) -> None:
     for run, one in zip(runs[1:], meanings[1:]):
         if names := run_files.differences(meanings[0], one):
             raise UserError(
-                f"CHECKPOINT={','.join(runs)}: {run} and {runs[0]} differ in {', '.join(names)}, so one "
-                "table would mix what can't be compared; name runs that are the same in these"
+                f"CHECKPOINT={','.join(runs)}: {run} and {runs[0]} differ in {', '.join(names)}, "
+                "so one table would mix what can't be compared; name runs that are the same in these"
             )
 
 
