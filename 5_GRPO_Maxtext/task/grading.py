@@ -52,7 +52,7 @@ _OPENING = " \t\n'\"“‘«([{*_`#「$€£¥₹"  # between a sign and its num
 # "more than 5", "point 5". After: "5k", "5 grand", "5!", "5 - tax", "5 and a quarter", "5-ish".
 # Either side: "minus five", "a loss of 5", "2 million", "twice 5", "isn't 5", "5 or so", "base 5".
 _SPOILT_BEFORE = re.compile(
-    r"""(?:[-—/] | != | \b[b-z]\s* | \bpoint
+    r"""(?:[-—/] | != | (?<!['’])\b[b-z]\s* | \bpoint
     | \b(?:than|least|most|over|under|below|above|times|max(?:imum)?|minimum|nearly|almost|down)
     | \b(?:short|shy|power)\ of | (?<!\badd\ )(?<!\badds\ )\bup\ to | \b(?:divided|multiplied)\ by
     | \b(?:drop|fall|decrease|decline|reduction)(?:s|d|ped)?\ (?:of|by)
@@ -65,7 +65,7 @@ _SPOILT_AFTER = re.compile(
     r"""\A(?:\s?(?:[kKMGBTxX]|[bmt]n|mln)\b | [eij]\b | ! | -(?![A-Za-z]) | \s+-
     | \s*/(?!\s?[A-Za-z])
     | \s*(?i:grand|gross|score|thou|m(?:il|ill|io|rd)|bil|tril|max|tops|maximum|minimum)\b
-    | [\s-]*(?i:odd|ish|something|to\ the|(?:short|shy)\ of)\b)
+    | \s*打 | [\s-]*(?i:odd|ish|something|to\ the|(?:short|shy)\ of)\b)
     | [=;] | \b(?:and\ (?:an?|one|up|over|above|more|some|something|change|counting))\b""",
     re.VERBOSE,
 )
@@ -83,7 +83,7 @@ _SPOILT_WORDS = re.compile(
     | or|nor|not|never|neither|without|except|unless|wrong|incorrect|false
     | loss(?:es)?|los[te]|loses|losing|debt|deficit|ow(?:es?|ed|ing)|overdr\w+|shortfall
     | beneath|(?:below|under)\ (?:zero|par|sea)|in\ the\ red
-    )s?\b | n['’]t\b | [π負负半倍打虧亏損损欠賠赔不非] | 至少|至多|最多|超過""",
+    )s?\b | n['’]t\b | [π負负半倍虧亏損损欠賠赔] | 至少|至多|最多|超過|不到|不是|並非""",
     re.I | re.VERBOSE,
 )
 
