@@ -53,19 +53,24 @@ _OPENING = " \t\n'\"“‘«([{*_`#「$€£¥₹"  # between a sign and its num
 # Either side: "minus five", "a loss of 5", "2 million", "twice 5", "isn't 5", "5 or so", "base 5".
 _SPOILT_BEFORE = re.compile(
     r"""(?:[-—/] | != | (?<!['’])\b[b-z]\s* | \bpoint
-    | \b(?:than|least|most|over|under|below|above|times|max(?:imum)?|minimum|nearly|almost|down)
-    | \b(?:short|shy|power)\ of | (?<!\badd\ )(?<!\badds\ )\bup\ to | \b(?:divided|multiplied)\ by
+    | \b(?:than|least|most|over|under|below|above|beyond|times|nearly|almost|barely|hardly)
+    | \b(?:down|but|less|subtract|(?:max|min)(?:imum)?(?:\ of)?\.?)
+    | \b(?:in\ excess|upwards|short|shy|power|instead)\ of | \bcapped\ at
+    | (?<!\badd\ )(?<!\badds\ )\bup\ to
+    | \b(?:divided?|multipl(?:y|ied)|reduced|lower|off|short|bounded)\ by
     | \b(?:drop|fall|decrease|decline|reduction)(?:s|d|ped)?\ (?:of|by)
-    | \b(?:square|cube|couple)s?\ of
-    | \b(?:sqrt|root|log|logarithm|ln|exp|sin|cos|tan|abs|reciprocal|inverse|opposite)(?:\ of)?
+    | \b(?:square|cube|couple|multiple|factor|divisor|fraction|percent|floor|ceiling)s?\ of
+    | \b(?:sqrt|cbrt|root|log|logarithm|ln|exp(?:onential)?|sine?|cos(?:ine)?|tan|abs
+        |reciprocal|inverse|opposite|integral|derivative)(?:\ of)?
     )\Z""",
     re.I | re.VERBOSE,
 )
 _SPOILT_AFTER = re.compile(
-    r"""\A(?:\s?(?:[kKMGBTxX]|[bmt]n|mln)\b | [eij]\b | ! | -(?![A-Za-z]) | \s+-
-    | \s*/(?!\s?[A-Za-z])
+    r"""\A(?:\s?(?:[kKMGBTxXb]|[bmt]n|mln)\b | \s?[eij]\b | \s?! | -(?![A-Za-z]) | \s+-
+    | \s*/(?!\s?[A-Za-z]) | \s*打
     | \s*(?i:grand|gross|score|thou|m(?:il|ill|io|rd)|bil|tril|max|tops|maximum|minimum)\b
-    | \s*打 | [\s-]*(?i:odd|ish|something|to\ the|(?:short|shy)\ of)\b)
+    | [\s-]*(?i:odd|ish|something|recurring|repeating|point|bar)\b
+    | \s*(?i:below|under|at\ (?:least|most)|to\ the|(?:short|shy)\ of)\b)
     | [=;] | \b(?:and\ (?:an?|one|up|over|above|more|some|something|change|counting))\b""",
     re.VERBOSE,
 )
@@ -76,11 +81,12 @@ _SPOILT_WORDS = re.compile(
     | basis\ points? | mod(?:ulo)? | base(?!s)|hex(?:adecimal)?|octal|binary
     | half|halves|twice|thrice|(?:doubl|tripl|quadrupl|quintupl|halv)(?:ed?|ing)|\w*fold
     | an?\ (?:third|quarter|fifth|tenth)
-    | thirds|(?:fif|six|seven|eigh|nin|ten|hundred|thousand)ths
+    | thirds|(?:fif|six|seven|eigh|nin|ten|hundred|thousand|\w*illion)ths
     | (?:third|quarter|fifth|sixth|eighth|tenth|hundredth|thousandth)s?\ of
     | two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen
-    | (?:twen|thir|for|fif|six|seven|eigh|nine)ty|dozen|hundred|thousand|lakh|crore|myriad|\w*illion
-    | or|nor|not|never|neither|without|except|unless|wrong|incorrect|false
+    | (?:twen|thir|for|fif|six|seven|eigh|nine)ty
+    | dozen|hundred(?:weight)?|thousand|googol|lakh|crore|myriad|\w*illion
+    | or|nor|not|never|neither|without|except|excluding|unless|cannot|wrong|incorrect|false
     | loss(?:es)?|los[te]|loses|losing|debt|deficit|ow(?:es?|ed|ing)|overdr\w+|shortfall
     | beneath|(?:below|under)\ (?:zero|par|sea)|in\ the\ red
     )s?\b | n['’]t\b | [π負负半倍虧亏損损欠賠赔] | 至少|至多|最多|超過|不到|不是|並非""",
