@@ -21,6 +21,7 @@ from short_runs import SHORT, saved_steps
 from test_health import FOLDER
 
 from run import answers, evaluation, page
+from run.run_files import GRADERS
 from settings import HERE, UserError
 from tools import show_run
 
@@ -305,7 +306,7 @@ OTHER = [  # constants and identity of the second run, and what is said to diffe
     ({"REWARD_FUNC": "own.py"}, {}, "REWARDS and REWARD_FUNC", True),
     ({"REWARDS": "compute_score"}, {}, "REWARDS and REWARD_FUNC", True),
     ({"REWARDS": "mark_reward,check_answer"}, {}, "REWARDS and REWARD_FUNC", True),
-    ({}, {"graders": "0" * 64}, "REWARDS and REWARD_FUNC", True),
+    ({}, {GRADERS: "0" * 64}, "REWARDS and REWARD_FUNC", True),
     ({"ENVIRONMENT": "world.py"}, {}, "ENVIRONMENT", True),
     ({"EVAL_CONFIG": "standard"}, {}, "EVAL_CONFIG", True),
     ({"MODEL": "other"}, {"MODEL": "0" * 128}, "MODEL", False),

@@ -110,6 +110,7 @@ def checkpoint_at(path: Path, constant: str) -> Checkpoint | None:
 
 # %% Do two results mean the same? -----------------------------------------------------------------
 # What counts as right, of what. The rest of `meaning` is how the answers came about.
+GRADERS = "the graders in task/"  # in an identity
 COUNTED = "questions", "EVAL_CONFIG", "REWARDS and REWARD_FUNC", "ENVIRONMENT"
 
 
@@ -137,7 +138,7 @@ def meaning(
         "questions": [
             [row[name] for name in ("question", "answer", "data_source")] for row in asked
         ],
-        "REWARDS and REWARD_FUNC": (right, think, identity.get("graders")),
+        "REWARDS and REWARD_FUNC": (right, think, identity.get(GRADERS)),
         "TEMPLATE and SYSTEM_PROMPT": (prompt, think),
         **{name: c.get(name) for name in limits},
     }

@@ -30,13 +30,12 @@ import settings
 from model import devices, llama
 from run import checkpoints
 from run.evaluation import in_words
-from run.run_files import read_constants, read_object
+from run.run_files import GRADERS, read_constants, read_object
 from settings import UserError, find_path
 from task import code_grading, grading, task_rewards
 from task.questions import GRADED
 from task.run_grader import COURSE_REWARDS
 
-GRADERS = grading, task_rewards, code_grading
 FREE_TO_CHANGE = {"RUN_DIR", "DRY_RUN", "PROFILE_DIR"}  # when a run is resumed
 
 
@@ -224,7 +223,7 @@ def identity(
 
     `rows` are questions with their prompts, by split; `names` are the rewards'; `course` is their
     file. Of a reward, METHOD or ENVIRONMENT it's the code without comments, but not what that
-    imports or reads; `graders` is the course's own code that grades.
+    imports or reads; GRADERS is the course's own code that grades.
     """
     files = {name: getattr(c, name, "") for name in ("REWARD_FUNC", "METHOD", "ENVIRONMENT")}
     if not set(COURSE_REWARDS).isdisjoint(names):
@@ -234,7 +233,7 @@ def identity(
         for name, file in files.items()
         if file
     }
-    code["graders"] = "".join(map(code_of, GRADERS))
+    code[GRADERS] = "".join(map(code_of, (grading, task_rewards, code_grading)))
     digests = {name: hashlib.sha256(tree.encode()).hexdigest() for name, tree in code.items()}
     digests |= {
         name: model_digest(getattr(c, name))

@@ -10,6 +10,7 @@ known answers more often? At large k many untrained models overtake the trained 
 Writes pass_at_k.csv. The answers are sampled from the policy itself, at temperature 1.
 """
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -113,12 +114,12 @@ def read_run(c: Constants, run: str):
 
 def check_comparable(c: Constants, runs: Sequence[str]) -> None:
     """UserError if the runs' figures don't mean the same: one row is untrained, for all of them."""
-    meanings = []
+    meanings, digest = [], functools.cache(run_folder.model_digest)
     for run in runs:
         ask, checkpoint, _, grader, rows = read_run(c, run)
         own = {"REWARDS": ",".join(grader.names), "REWARD_FUNC": ask.REWARD_FUNC}
         constants = checkpoint.constants | own | {"EVAL_CONFIG": "policy"}
-        identity = {"MODEL": run_folder.model_digest(ask.MODEL)}  # as it is now
+        identity = {"MODEL": digest(ask.MODEL)}  # as it is now
         meanings.append(run_files.meaning(constants, identity, rows))
     for run, one in zip(runs[1:], meanings[1:]):
         if names := run_files.differences(meanings[0], one):
