@@ -36,8 +36,8 @@ MAX_BYTES = 5_000_000  # of the data in a page; above it we leave out steps and 
 # for evaluations during training, and as much for those before and after
 OF_QUESTIONS = MAX_BYTES // 5
 PER_EVALUATION = ("step", "completions", "correct", "greedy_completions", "greedy_correct")
-# shown where two runs don't count the same
-KEPT_APART = ("NUM_TEST_QUESTIONS", "EVAL_QUESTIONS", "EVAL_CONFIG", "REWARDS", "REWARD_FUNC")
+# shown where the right answers of two runs don't mean the same
+DECIDING = ("NUM_TEST_QUESTIONS", "EVAL_QUESTIONS", "EVAL_CONFIG", "REWARDS", "REWARD_FUNC")
 PER_TEST = ("asked", "completions", "correct", "correct_lenient", "format_ok")
 
 
@@ -171,8 +171,8 @@ def run_data(run: SimpleNamespace) -> dict[str, Any]:
 
 
 def differing(first: SimpleNamespace, second: SimpleNamespace) -> list[str]:
-    """What else two runs differ in, apart from their training; UserError if their figures don't
-    count the same.
+    """In what else than their training two runs differ; UserError if their right answers don't
+    mean the same.
     """
     names: dict[str, None] = {}
     for asked in zip(first.asked, second.asked):
@@ -185,7 +185,7 @@ def differing(first: SimpleNamespace, second: SimpleNamespace) -> list[str]:
     if counted := [name for name in names if name in COUNTED]:
         apart = [
             f"{name}={run.constants.get(name)}"
-            for name in KEPT_APART
+            for name in DECIDING
             for run in (first, second)
             if first.constants.get(name) != second.constants.get(name)
         ]
@@ -198,7 +198,9 @@ def differing(first: SimpleNamespace, second: SimpleNamespace) -> list[str]:
 
 
 def compare_data(*runs: SimpleNamespace) -> dict[str, Any]:
-    """The data for the page of two runs; UserError if their figures don't count the same."""
+    """The data for the page of two runs; UserError if their right answers differ
+    in meaning.
+    """
     folders, differ = [run.folder for run in runs], differing(*runs)
     names = [
         folder.name if folders[0].name != folders[1].name else str(folder) for folder in folders

@@ -1,10 +1,9 @@
 """The folder of a run: its constants, its lock, the evaluations before and after training.
 
 constants.json has the constants, MODEL with the hub's commit; a resumed run must match them.
-run.json has the run's number, command and identity (below), its newest checkpoint, and when it was
-noted. before.json
-and after.json are the evaluations. With CHECKPOINT_DIR the files are also copied there before each
-checkpoint, so a run survives the loss of its machine.
+run.json has the run's number, command and identity (below), its newest checkpoint, and when that
+was noted. before.json and after.json are the evaluations. With CHECKPOINT_DIR the files are also
+copied there before each checkpoint, so a run survives the loss of its machine.
 """
 
 import ast
@@ -253,9 +252,8 @@ def code_of(module: ModuleType) -> str:
     """A module's code without comments and docstrings."""
     tree = ast.parse(Path(module.__file__).read_bytes())
     for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(
-            node
-        ):
+        documented = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+        if documented and ast.get_docstring(node):
             del node.body[0]
     return ast.dump(tree)
 

@@ -81,14 +81,10 @@ def readable_tests(ground_truth, extra_info) -> list[tuple[str, str]] | tuple[li
 
 _FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
 _DEFINITIONS = *_FUNCTIONS, ast.ClassDef
-# what binds a name, besides an assignment and an import, and the attribute that holds the name
-_BINDERS = dict.fromkeys((*_DEFINITIONS, ast.ExceptHandler, ast.MatchAs, ast.MatchStar), "name") | {
-    ast.arg: "arg",
-    ast.MatchMapping: "rest",
-    ast.TypeVar: "name",
-    ast.ParamSpec: "name",
-    ast.TypeVarTuple: "name",
-}
+# what else binds a name: the attribute that holds it
+_CAPTURES = {ast.MatchAs: "name", ast.MatchStar: "name", ast.MatchMapping: "rest"}
+_BINDERS = dict.fromkeys((*_DEFINITIONS, ast.ExceptHandler), "name") | {ast.arg: "arg"}
+_BINDERS |= dict.fromkeys((ast.TypeVar, ast.ParamSpec, ast.TypeVarTuple), "name")
 
 
 def _parts(body: ast.AST | list[ast.stmt], kind: type | tuple) -> list:
@@ -101,13 +97,16 @@ def _named(body: ast.AST | list[ast.stmt], context: type | tuple = ast.expr_cont
     return {part.id for part in _parts(body, ast.Name) if isinstance(part.ctx, context)}
 
 
+def _assigned(body: ast.AST | list[ast.stmt], binders=_CAPTURES) -> set[str]:
+    """The names that `body` assigns at any depth, or captures by `match`."""
+    names = {getattr(part, binders[type(part)]) for part in _parts(body, tuple(binders))}
+    return (names | _named(body, ast.Store)) - {None}  # of `case _:`
+
+
 def _bound(body: ast.AST | list[ast.stmt]) -> set[str]:
-    """The names that `body` binds, at any depth."""
-    names = _named(body, (ast.Store, ast.Del))
-    names |= {getattr(part, _BINDERS[type(part)]) for part in _parts(body, tuple(_BINDERS))}
-    for alias in _parts(body, ast.alias):
-        names.add(alias.asname or alias.name.partition(".")[0])
-    return names - {None}  # of `case _:`
+    """The names that `body` binds in any way."""
+    imported = (a.asname or a.name.partition(".")[0] for a in _parts(body, ast.alias))
+    return _assigned(body, _CAPTURES | _BINDERS) | _named(body, ast.Del) | set(imported)
 
 
 def read_statements(tests: str, entry_point: str | None = None) -> tuple[list, dict]:
@@ -159,9 +158,9 @@ def read_statements(tests: str, entry_point: str | None = None) -> tuple[list, d
     statements = []
     for statement in body:
         is_definition = isinstance(statement, _DEFINITIONS)
-        used = _named(statement) | _bound(statement)
+        used = _named(statement) | _assigned(statement)
         if touches := bool(used & touched):
-            touched |= {statement.name} if is_definition else used & _bound(body)
+            touched |= {statement.name} if is_definition else used & _assigned(body)
         asserts = bool(_parts(statement, ast.Assert) or used & asserting)
         text = ast.unparse(ast.fix_missing_locations(statement))
         statements.append((text, touches and asserts and not is_definition))
