@@ -101,8 +101,8 @@ def maxrl_advantage(samples):
     rewards = samples.rewards  # [B, G]
     if (least := rewards.min()) < 0:
         raise UserError(
-            f"ADVANTAGE=maxrl: divides by the mean reward, and one is {least:g}; take rewards that are never "
-            "negative, such as REWARDS=correctness_reward"
+            f"ADVANTAGE=maxrl: divides by the mean reward, and one is {least:g}; take rewards that "
+            "are never negative, such as REWARDS=correctness_reward"
         )
     mean = rewards.mean(axis=1, keepdims=True)  # [B, 1]
     return (rewards - mean) / np.where(mean > 0, mean, 1.0)
@@ -122,9 +122,7 @@ def decoupled_advantage(samples):
 
 
 def no_advantage(samples):
-    """Distillation: rewards are only logged, and the KL to the TEACHER is the whole training
-    signal.
-    """
+    """Distillation: rewards are only logged; the KL to the TEACHER is the whole training signal."""
     return np.zeros_like(samples.rewards)
 
 
@@ -149,7 +147,7 @@ def centered_turn_advantage(samples):
 
 
 def centered_turns(samples):
-    """R_ik - mean_i R_ik, and whether answer i reached turn k: [B, G, K] each; K is the most turns."""
+    """R_ik - mean_i R_ik, and whether answer i reached turn k: [B, G, K] each, K the most turns."""
     episodes = samples.answers.texts  # [B, G]
     to_go = np.full((*episodes.shape, samples.answers.turn.max() + 1), np.nan)  # [B, G, K]
     for place, episode in np.ndenumerate(episodes):
@@ -205,7 +203,7 @@ WEIGHTS = {
 }
 
 
-# %% LOSS_ALGO: of pi, batch and constants; the objective [N, T], and which tokens the clip changes -------
+# %% LOSS_ALGO: of pi, batch and constants; the objective [N, T], and the tokens the clip changes -
 def clip_higher_objective(pi, batch, c):
     """DAPO's clip-higher (arXiv 2503.14476, eq. 10): the clip has a separate upper bound.
 
@@ -269,15 +267,13 @@ KLS = {"kl": k1, "mse_kl": k2}
 
 # %% SAMPLER_WEIGHT: of the batch and the cap; the factor of the objective, [N, T] or [N, 1] -------
 def truncated_weight(batch, cap):
-    """min(pi_old / pi_sampler, cap): the truncated importance weight (arXiv 1802.01561, section
-    4.1).
-    """
+    """min(pi_old / pi_sampler, cap), truncated importance weight (arXiv 1802.01561, sec. 4.1)."""
     log_ratio = jnp.clip(batch.old_log_prob - batch.sampler_log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     return jnp.minimum(jnp.exp(log_ratio), cap)
 
 
 def masked_weight(batch, cap):
-    """IcePop (arXiv 2510.18855): a token's pi_old / pi_sampler if it's within 1/cap..cap, else 0."""
+    """IcePop (arXiv 2510.18855): a token's pi_old / pi_sampler if within 1/cap..cap, else 0."""
     weight = jnp.exp(
         jnp.clip(batch.old_log_prob - batch.sampler_log_prob, max=MAX_LOG_SEQUENCE_RATIO)
     )
@@ -295,7 +291,7 @@ def sequence_weight(batch, cap):
 
 
 def masked_sequence_weight(batch, cap):
-    """pi_old / pi_sampler of the whole answer, 0 if it's above cap (arXiv 2510.26788, section 4.2)."""
+    """pi_old / pi_sampler of the whole answer, 0 above cap (arXiv 2510.26788, section 4.2)."""
     weight = sequence_weight(batch, math.inf)
     return jnp.where(weight <= cap, weight, 0.0)
 
@@ -439,9 +435,7 @@ def choose(c, tables: dict[str, tuple[str, dict[str, Callable]]]) -> Method:
 
 @functools.cache
 def own_functions(method: str) -> dict[str, Callable[..., Any]]:
-    """The functions of METHOD's file that are named after a field of `Method`; UserError if there
-    is none.
-    """
+    """The functions of METHOD's file named after a field of `Method`; UserError without any."""
     if not method:
         return {}
     module = load_file(find_path(method).resolve(), "METHOD")

@@ -79,7 +79,7 @@ def open_group(driver, run, step):
 
 
 def changed(run, folder, answer=None, log="", **objects):
-    """The page of a copy of the run: entries of its JSON files, its answers and its log are others."""
+    """The page of a copy of the run: entries of its JSON files, answers and log are others."""
     copy = shutil.copytree(run, folder, ignore=SMALL)
     for name, entries in objects.items():
         path = copy / f"{name}.json"
@@ -100,10 +100,8 @@ def test_the_slider_moves_curves_group_and_evaluation(run, show):
     for step in (1, 2, 5, 8):
         turn(driver, "step", step)
         assert one(driver, "#step_shown").text == f"{step} of 8"
-        reward, caption = (
-            float(log[step - 1].split(",")[1]),
-            texts(driver, "#charts figcaption .first")[0],
-        )
+        reward = float(log[step - 1].split(",")[1])
+        caption = texts(driver, "#charts figcaption .first")[0]
         assert f"{reward:.3f}" in caption or f"{reward:.1f}" in caption
         kept = min((row["step"] for row in rows), key=lambda other: (abs(other - step), other))
         first = next(row for row in rows if row["step"] == kept)
@@ -151,10 +149,8 @@ def test_the_formula_has_the_numbers_of_the_token(run, show, tmp_path, variant):
         t = n // 2
         focus(driver, one(driver, f'.token[data-answer="{number}"][data-token="{t}"]'))
         text = "\n".join(line.text for line in find(driver, "#formula p")).replace("\u2212", "-")
-        [_, first, *_], lines = (
-            text.splitlines(),
-            {line.split()[0]: line for line in text.splitlines()},
-        )
+        [_, first, *_] = text.splitlines()
+        lines = {line.split()[0]: line for line in text.splitlines()}
 
         base = (R.sum() - R[number]) / (len(R) - 1) if variant == "RLOO" else R.mean()
         A = (R[number] - base) / (1 if variant in ("RLOO", "Dr. GRPO") else R.std(ddof=1) + 1e-6)
@@ -340,7 +336,8 @@ def test_no_word_is_broken_however_narrow_the_page(run, show, tmp_path):
     assert len(find(driver, "article .token")) > 10
     broken = """
         const found = [], range = document.createRange();
-        const all = "b,th,td:not(.any,:has(.written)),h1,h2,h3,li,figcaption,.token,p:not(.math,#about)";
+        const all = "b,th,td:not(.any,:has(.written)),h1,h2,h3,li,figcaption,.token"
+            + ",p:not(.math,#about)";
         for (const place of document.querySelectorAll(all)) {
             const walker = document.createTreeWalker(place, NodeFilter.SHOW_TEXT);
             for (let node; (node = walker.nextNode()); )
@@ -352,7 +349,10 @@ def test_no_word_is_broken_however_narrow_the_page(run, show, tmp_path):
                 }
         }
         return found"""
-    wide = "return [...document.querySelectorAll('.scroll')].some((e) => e.scrollWidth > e.clientWidth)"
+    wide = (
+        "return [...document.querySelectorAll('.scroll')].some((e) "
+        "=> e.scrollWidth > e.clientWidth)"
+    )
     for width in (718, 320, 390, 768, 900, 1400):
         media = "print" if width == 718 else ""  # A4 within its margins
         look_like(driver, width, 800, phone=width < 400)
@@ -382,7 +382,8 @@ def test_the_address_keeps_the_place_and_a_reload_forgets_nothing(run, show):
     one(driver, "#both_search").send_keys("how many")
     one(driver, "#theme").click()
     place = """const ids = ['step_shown', 'group', 'formula', 'time_table', 'both_list'];
-        return [...ids.map((id) => at(id).innerText), at('both_search').value, at('both_form').value,
+        return [...ids.map((id) => at(id).innerText),
+                at('both_search').value, at('both_form').value,
                 document.documentElement.dataset.theme]"""
     before = driver.execute_script(place)
     time.sleep(WRITTEN)

@@ -1,4 +1,4 @@
-"""Folder 2: the buffer, the target by hand and against rlax, the loop, the page's worked examples."""
+"""Folder 2: the buffer, the target by hand and against rlax, the loop, the worked examples."""
 
 import itertools
 import re
@@ -19,8 +19,9 @@ from folders import flat, forward, learning_rates, load, unstack
 dqn, env = (load("2_Cart_Pole_DQN", name) for name in ("cart_pole_dqn", "cart_pole"))
 # All that a figure below depends on: what the defaults are doesn't matter.
 SMALL = """
-HIDDEN_SIZE=8 BATCH_SIZE=8 REPLAY_CAPACITY=100 LEARNING_STARTS=1000 NUM_STEPS=51_000 TRAIN_INTERVAL=2
-EVAL_INTERVAL=1000 N_STEPS=5 GAMMA=0.99 LEARNING_RATE=1e-3 LEARNING_RATE_END=0 TARGET_SYNC_INTERVAL=250
+HIDDEN_SIZE=8 BATCH_SIZE=8 REPLAY_CAPACITY=100 LEARNING_STARTS=1000 NUM_STEPS=51_000
+TRAIN_INTERVAL=2 EVAL_INTERVAL=1000 N_STEPS=5 GAMMA=0.99 LEARNING_RATE=1e-3 LEARNING_RATE_END=0
+TARGET_SYNC_INTERVAL=250
 EPSILON_START=1 EPSILON_END=0.01 DECAY_STEPS=10_000 SCALE_OBSERVATIONS=True DOUBLE_DQN=True
 """
 
@@ -99,10 +100,8 @@ def test_td_target_of_every_way_to_end_by_hand(double, best, n):
     ends = np.array(list(itertools.product((False, True), repeat=2 * n)))
     terminated, truncated = ends[:, :n], ends[:, n:]
     states = jnp.tile(jnp.arange(n + 1.0)[:, None], (len(terminated), 1, 4))
-    reward, action = (
-        jnp.tile(2.0 ** jnp.arange(n), (len(states), 1)),
-        jnp.zeros((len(states), n), int),
-    )
+    reward = jnp.tile(2.0 ** jnp.arange(n), (len(states), 1))
+    action = jnp.zeros((len(states), n), int)
     windows = env.Transition(states[:, :n], action, reward, states[:, 1:], terminated, truncated)
     found = target_of(c, online, target, windows)
     for y, over, cut in zip(found, terminated, truncated, strict=True):

@@ -30,7 +30,7 @@ def grader_of(rewards, rows=()):
 
 
 def changed_model(special="", old="", new=""):
-    """A copy of the tiny Llama: one more token is special, a part of the chat template is another."""
+    """A copy of the tiny Llama: one more special token, a part of the chat template replaced."""
     shutil.copytree(HERE / "tiny_llama", "m", dirs_exist_ok=True)
     file, template = Path("m/tokenizer.json"), Path("m/chat_template.jinja")
     tokenizer = json.loads(file.read_text())
@@ -119,10 +119,8 @@ def test_the_prompt_asks_for_the_tags_that_are_rewarded(rewards, tag):
         "source": "mine.jsonl",
         "line": "1",
     }
-    tokenizer, think_tags = (
-        llama.load_tokenizer(HERE / "tiny_llama"),
-        grader_of(rewards, [row]).think_tags,
-    )
+    tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
+    think_tags = grader_of(rewards, [row]).think_tags
     [made] = prompts.make_prompts(c, [row], "mine.jsonl", tokenizer, think_tags, None)
     assert f"between <{tag}> and </{tag}>" in made["prompts"]
     assert ("reasoning>" in made["prompts"]) == (tag == "reasoning")

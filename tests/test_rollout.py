@@ -77,7 +77,7 @@ def prompts(n):
 
 
 def full_forward(engine, output, new_tokens=NEW_TOKENS):
-    """Logits [B, T, V] that predict each completion token, from one uncached pass over everything."""
+    """Logits [B, T, V] that predict each completion token, from one uncached pass over all."""
     completions = rollout.right_padded(output.tokens, new_tokens, engine.pad_id(), np.int32)
     tokens = np.concatenate([output.left_padded_prompt_tokens, completions], axis=1)
     mask = tokens != engine.pad_id()
@@ -225,10 +225,8 @@ def test_answers_ahead_are_the_same_bit_for_bit_after_a_checkpoint():
 
 def test_the_key_is_a_function_of_the_step():
     _, _, actor, mesh = shipped()
-    c, asked = (
-        read(demo.Constants, ["BETA=0.0"]),
-        dict.fromkeys(("prompts", "question"), np.array(prompts(16))),
-    )
+    c = read(demo.Constants, ["BETA=0.0"])
+    asked = dict.fromkeys(("prompts", "question"), np.array(prompts(16)))
     llm, resumed = (Llm(c, actor, None, make_rollout(), settings(), mesh, ()) for _ in range(2))
     first, second, third = (llm.sample(asked, step).text for step in (7, 7, 8))
     assert first != second  # two calls in one step: a refill must not get the same answers

@@ -72,7 +72,7 @@ def test_an_endless_expression_costs_its_time_limit_and_nothing_else(monkeypatch
 
 
 def test_nothing_is_collected_while_an_expression_is_compared():
-    """A timeout raised in the collection that jax listens to was lost: one comparison took minutes."""
+    """A timeout raised in the collection that jax listens to was lost: it took minutes."""
     task_rewards.math_score("<answer>1</answer>", "7")  # imports
     threshold, before = gc.get_threshold(), gc.get_stats()[0]["collections"]
     gc.set_threshold(20)
@@ -185,7 +185,7 @@ EDITS = (
 
 @pytest.mark.parametrize("edit", EDITS)
 def test_a_reward_may_write_to_its_arguments_and_nobody_else_sees_it(edit):
-    """Whether it's the first of the rewards or the last; lists, arrays and an episode's own lists."""
+    """First of the rewards or last; lists, arrays and an episode's own lists."""
     text = f"def mine(prompts, completions, **columns):\n    {edit}\n    return [0.0, 0.0]"
     first = Episode("<answer>2</answer>", rewards=[1.0], to_go=[1.0], turn=[0], terminated=True)
     given = COLUMNS | {"completions": [first, "<answer>3</answer>"], "answer": np.array(["2", "2"])}

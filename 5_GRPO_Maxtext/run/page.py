@@ -84,8 +84,8 @@ def write(folder: Path, *others: Path) -> Path:
         data = compare_data(read(folder), *map(read, others)) if others else run_data(read(folder))
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise UserError(
-            f"RUN_DIR={folder}: answers.jsonl, evaluations.jsonl, before.json or after.json in it is none of "
-            f"ours, or of another version ({error!r:.80}); move the file away"
+            f"RUN_DIR={folder}: answers.jsonl, evaluations.jsonl, before.json or after.json in it "
+            f"is none of ours, or of another version ({error!r:.80}); move the file away"
         ) from None
     return save(folder / ("compare.html" if others else "report.html"), data)
 
@@ -198,9 +198,7 @@ def differing(first: SimpleNamespace, second: SimpleNamespace) -> list[str]:
 
 
 def compare_data(*runs: SimpleNamespace) -> dict[str, Any]:
-    """The data for the page of two runs; UserError if their right answers differ
-    in meaning.
-    """
+    """The data for the page of two runs; UserError if their right answers don't mean the same."""
     folders, differ = [run.folder for run in runs], differing(*runs)
     names = [
         folder.name if folders[0].name != folders[1].name else str(folder) for folder in folders

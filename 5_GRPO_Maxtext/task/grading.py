@@ -146,7 +146,7 @@ def parse_number(text: str) -> Fraction | None:
 
 
 def arithmetic(text: str) -> Fraction | None:
-    """The exact value of a short sum or product of plain numbers, such as "6 * (4 - 1)"; else None."""
+    """The exact value of a short arithmetic expression, such as "6 * (4 - 1)"; else None."""
     for sign, plain in _SIGNS.items():
         text = text.replace(sign, plain)
     text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text).strip()
