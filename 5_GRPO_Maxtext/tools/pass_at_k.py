@@ -122,8 +122,8 @@ def check_comparable(c: Constants, runs: Sequence[str]) -> None:
     for run, one in zip(runs[1:], meanings[1:]):
         if names := run_files.differences(meanings[0], one):
             raise UserError(
-                f"CHECKPOINT={','.join(runs)}: {run} and {runs[0]} differ in "
-                f"{', '.join(names)}, so one table would mix what can't be compared; name runs that are the same in these"
+                f"CHECKPOINT={','.join(runs)}: {run} and {runs[0]} differ in {', '.join(names)}, "
+                "so one table can't hold both; name runs that are the same in these"
             )
 
 
