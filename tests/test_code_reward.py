@@ -220,18 +220,24 @@ def test_nothing_that_an_answer_returns_stops_a_training(kind, under):
     assert compute_score(answer, tests) == 0.0
 
 
-def test_answers_are_graded_side_by_side_within_a_bound(capsys):
+@pytest.mark.parametrize("tests", CASES["PYTHON"])
+def test_what_python_accepts_is_a_test_and_still_tells_right_from_wrong(tests):
+    if KINDS in ([], ["limits"]):
+        pytest.skip("no isolation works on this machine")
+    extra = {"entry_point": "f"} if "check" in tests else None
+    for returned, score in (("[2, 3]", 1.0), ("[2, 4]", 0.0)):
+        assert compute_score(f"def f(x):\n    return {returned}", tests, extra) == score
+
+
+def test_answers_are_graded_side_by_side_and_all_of_them():
     started = time.monotonic()
 
     def slow(answer):
         time.sleep(0.4)
         return float(answer)
 
-    scores = code_grading.side_by_side(slow, range(100), 1.0, 8)
-    assert time.monotonic() - started < 20  # one after the other 40 s
-    done = [i for i, score in enumerate(scores) if score]
-    assert done == list(range(1, len(done) + 1)) and 16 <= len(done) < 100
-    assert f"graded {len(done) + 1} of 100 answers in 1 s" in capsys.readouterr().out
+    assert code_grading.side_by_side(slow, range(40), 8) == list(map(float, range(40)))
+    assert time.monotonic() - started < 10  # one after the other 16 s
 
 
 @only_linux
