@@ -86,6 +86,23 @@ def finished(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def bucket():
+    """A stand-in for Google Cloud Storage, for this process and its children."""
+    import fake_bucket
+    from etils.epath.backend import fsspec_backend
+
+    fake = fake_bucket.of_this_process()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in fake.variables.items():
+            patch.setenv(name, value)
+        from gcsfs import GCSFileSystem  # which reads one of them now
+
+        yield fake
+    fsspec_backend._get_filesystem.cache_clear()  # it'd lead there still
+    GCSFileSystem.clear_instance_cache()
+
+
+@pytest.fixture(scope="module")
 def driver(request):
     """A browser for the files that want one."""
     import chromium

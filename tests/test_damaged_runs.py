@@ -17,8 +17,6 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 from etils import epath
-from etils.epath.backend import fsspec_backend
-from fsspec.implementations.memory import MemoryFileSystem
 from short_runs import SHORT, load_weights
 
 import grpo_llama3_1_8b_demo as demo
@@ -193,11 +191,20 @@ def test_a_profile_dir_that_cannot_be_made_is_refused_before_the_first_step(tmp_
 # --- whose a folder is
 
 
+def write_checkpoint(root, whole=True):
+    """Files of checkpoint 4; in a bucket, Orbax ends one with a file that says so."""
+    step = epath.Path(root) / "4"
+    step.mkdir(exist_ok=True)
+    (step / "_CHECKPOINT_METADATA").write_text("{}")
+    if whole and root.startswith("gs://"):
+        (step / "commit_success.txt").touch()
+
+
 def begin(*arguments):
     """Opens a run's folder, as the main script does, and notes a checkpoint in it."""
     with run_folder.open_folder(settings.read(demo.Constants, [*SHORT, *arguments])) as run:
         if not checkpoints.saved(run.checkpoints):
-            epath.Path(f"{run.checkpoints}/4").mkdir()
+            write_checkpoint(run.checkpoints)
             (run.logs / "before.json").touch()
             (run.logs / "tensorboard").mkdir()
             (run.logs / "tensorboard" / "events").touch()
@@ -205,23 +212,27 @@ def begin(*arguments):
         return run
 
 
-@pytest.fixture(params=["kept", "gs://bucket/kept"])
-def kept(request, empty_folder, monkeypatch):
-    """A CHECKPOINT_DIR: a folder; a bucket, whose files fsspec keeps in memory."""
+@pytest.fixture(params=["kept", "gs://"])
+def kept(request, empty_folder):
+    """A CHECKPOINT_DIR: a folder; a folder in a new bucket."""
+    if request.param == "kept":
+        return request.param
+    bucket = request.getfixturevalue("bucket")
+    return f"{bucket.make(f'bucket-{len(bucket.roles)}')}/kept"
 
-    class Bucket(MemoryFileSystem):
-        store, pseudo_dirs, cachable = {}, [""], False
 
-        @classmethod
-        def _strip_protocol(cls, path):
-            return super()._strip_protocol(str(path).replace("gs://", "memory://"))
-
-        def glob(self, path, **options):  # a bucket's names have no slash in front
-            return [name.lstrip("/") for name in super().glob(path, **options)]
-
-    fsspec_backend._get_filesystem.cache_clear()
-    monkeypatch.setattr(fsspec_backend, "_get_filesystem", lambda name: Bucket())
-    return request.param
+def test_half_a_checkpoint_in_a_bucket_never_counts_and_does_not_stop_the_run(bucket, empty_folder):
+    """Neither as the newest one, nor as one that the run has lost when it's gone."""
+    root = bucket.make("half")
+    for _ in range(2):  # machines
+        with run_folder.open_folder(
+            settings.read(demo.Constants, [*SHORT, "RUN_DIR=a", f"CHECKPOINT_DIR={root}"])
+        ) as run:
+            write_checkpoint(run.checkpoints, whole=False)
+            run.keep()
+            assert checkpoints.saved(run.checkpoints) == [] and run.done == 0
+        shutil.rmtree("a")
+    assert "saved" not in read_object(epath.Path(f"{root}/a/run.json"))
 
 
 # what happens to a run in RUN_DIR=a, its RUN_DIR then, and under CHECKPOINT_DIR its checkpoints

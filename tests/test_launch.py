@@ -22,7 +22,7 @@ import pytest
 
 import grpo_llama3_1_8b_demo as demo
 import settings
-from run import dry_run, memory
+from run import checkpoints, dry_run, memory
 from run.machine import parse_machine
 
 LAUNCH = settings.HERE / "launch"
@@ -253,7 +253,7 @@ def test_every_printed_command_is_accepted_for_its_machine(desk, monkeypatch, co
     """By a dry run for it; the bucket of the example doesn't exist."""
     monkeypatch.chdir(desk.folder)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(dry_run, "check_bucket", lambda address: None)
+    monkeypatch.setattr(checkpoints, "check_bucket", lambda address: None)
     arguments = constants_of(desk, shlex.split(command), machine)
     if arguments is not None:
         constants = itertools.takewhile(lambda word: re.match(r"[A-Z][A-Z0-9_]*=", word), arguments)

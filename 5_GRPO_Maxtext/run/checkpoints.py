@@ -6,12 +6,14 @@ CHECKPOINT_DIR/<name of RUN_DIR>/, or RUN_DIR/checkpoints/
     <step>/loop         JSON: the weight of the KL, and answers sampled one step ahead
     run.json ...        in CHECKPOINT_DIR: the files of RUN_DIR as of the newest checkpoint
 
-Orbax writes while training continues, under a temporary name until a checkpoint is complete, so a
-kill never leaves a half-written one. If one can't be read anyway, the run stops and names it; it
-never skips one.
+Orbax writes while training continues. On a disk it writes under a temporary name until a checkpoint
+is complete. In a bucket, where nothing can be renamed, it writes `commit_success.txt` last. So a kill
+never leaves half a checkpoint that counts as one. If one can't be read anyway, the run stops and
+names it; it never skips one.
 """
 
 import copy
+import importlib.util
 import itertools
 from pathlib import Path
 from typing import Any
@@ -25,15 +27,47 @@ from model.versions import first_line
 from run.run_files import read_object
 from settings import UserError
 
+# What a run asks of a bucket, and Google's role that allows it. Orbax asks for the bucket itself,
+# which none of the roles for objects allows.
+ROLES = {
+    "storage.buckets.get": "roles/storage.legacyBucketReader",
+    "storage.objects.create": "roles/storage.objectAdmin",
+    "storage.objects.delete": "roles/storage.objectAdmin",
+    "storage.objects.get": "roles/storage.objectAdmin",
+    "storage.objects.list": "roles/storage.objectAdmin",
+}
+
+
+def check_bucket(address: str) -> None:
+    """Raises UserError unless a run may use the bucket of a gs:// address. Writes nothing."""
+    named, name = f"CHECKPOINT_DIR={address}", address.removeprefix("gs://").partition("/")[0]
+    if importlib.util.find_spec("gcsfs") is None:
+        raise UserError(f"{named}: needs the package gcsfs; install it")
+    import google.auth.exceptions
+    from google.cloud import exceptions, storage
+
+    try:
+        bucket = storage.Client().bucket(name)
+        allowed = bucket.test_iam_permissions(list(ROLES), timeout=10, retry=None)
+    except google.auth.exceptions.DefaultCredentialsError:
+        remedy = "run `gcloud auth application-default login`, or give a local folder"
+        raise UserError(f"{named}: you aren't logged in to Google Cloud; {remedy}") from None
+    except exceptions.NotFound:
+        remedy = f"create it with `gcloud storage buckets create gs://{name}`"
+        raise UserError(f"{named}: there's no bucket {name}; {remedy}") from None
+    except Exception as error:  # the network, the credentials and Google share no error type
+        raise UserError(f"{named}: {first_line(error)}; or give a local folder") from None
+    if missing := [permission for permission in ROLES if permission not in allowed]:
+        roles = " and ".join(dict.fromkeys(ROLES[permission] for permission in missing))
+        fault = f"this account lacks {', '.join(missing)} on gs://{name}"
+        raise UserError(f"{named}: {fault}; give it the role {roles}, too")
+
 
 def saved(root: str) -> list[int]:
-    """The steps that have a checkpoint, in order."""
+    """The steps that have a complete checkpoint, in order."""
     place = epath.Path(root)
-    return (
-        sorted(int(path.name) for path in place.iterdir() if path.name.isdigit())
-        if place.exists()
-        else []
-    )
+    steps = [path for path in place.iterdir() if path.name.isdigit()] if place.exists() else []
+    return sorted(int(path.name) for path in steps if ocp.utils.is_checkpoint_finalized(path))
 
 
 def root_of_run(checkpoint_dir: str, folder: Path) -> str:
@@ -85,10 +119,15 @@ def copy_files(source: str | Path, target: str | Path, again: bool) -> list[str]
 def open_manager(root: str, max_to_keep: int | None = None) -> ocp.CheckpointManager:
     """Orbax's manager; it saves in a thread, and keeps the last `max_to_keep` checkpoints (None =
     all).
+
+    Raises UserError if Orbax can't use the folder.
     """
-    return ocp.CheckpointManager(
-        root, options=ocp.CheckpointManagerOptions(max_to_keep=max_to_keep)
-    )
+    options = ocp.CheckpointManagerOptions(max_to_keep=max_to_keep)
+    try:
+        return ocp.CheckpointManager(root, options=options)
+    except Exception as error:  # Orbax, gcsfs and Google share no error type
+        fault = f"Orbax can't keep checkpoints there ({first_line(error)})"
+        raise UserError(f"{root}: {fault}; choose another folder") from None
 
 
 @jax.jit

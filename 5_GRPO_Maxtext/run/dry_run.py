@@ -10,7 +10,6 @@ in 8 s on one core:
 
 import contextlib
 import dataclasses
-import importlib.util
 import math
 import os
 from collections.abc import Sequence
@@ -20,11 +19,10 @@ from types import ModuleType
 import huggingface_hub
 import jax
 import numpy as np
-from etils import epath
 
 import settings
 from model import devices, llama, versions
-from run import checks, memory, run_files, run_folder, start
+from run import checkpoints, checks, memory, run_files, run_folder, start
 from run.machine import CHIPS
 from settings import UserError, find_path, reachable
 from task import questions
@@ -149,7 +147,7 @@ def check_paths(c, trained: int) -> None:
     for constant, path in {"RUN_DIR": str(folder), "CHECKPOINT_DIR": c.CHECKPOINT_DIR}.items():
         place = memory.existing(Path(path))
         if path.startswith("gs://"):
-            check_bucket(path)
+            checkpoints.check_bucket(path)
         elif path and not (place.is_dir() and os.access(place, os.W_OK)):
             fault = f"{place} is not a folder one may write to; choose another"
             raise UserError(f"{constant}={Path(path)}: {fault}")
@@ -161,19 +159,6 @@ def check_paths(c, trained: int) -> None:
     )
     if on_target(c):
         memory.check_disk(c, trained, c.CHECKPOINT_DIR or f"{folder}/checkpoints")
-
-
-def check_bucket(address: str) -> None:
-    """Raises UserError unless the bucket of a gs:// address can be reached."""
-    bucket, fault = address.removeprefix("gs://").split("/")[0], ""
-    if importlib.util.find_spec("gcsfs") is None:
-        fault = "needs the package gcsfs; install it"
-    elif not reachable("https://storage.googleapis.com"):
-        fault = "Google Cloud Storage is out of reach; give a local folder"
-    elif not epath.Path(f"gs://{bucket}").exists():
-        fault = f"no bucket {bucket}; create it, or log in"
-    if fault:
-        raise UserError(f"CHECKPOINT_DIR={address}: {fault}")
 
 
 # %% Hours and dollars -----------------------------------------------------------------------------

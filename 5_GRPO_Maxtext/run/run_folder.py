@@ -26,6 +26,7 @@ from etils import epath
 
 import settings
 from model import devices, llama
+from model.versions import first_line
 from run import checkpoints
 from run.evaluation import in_words
 from run.run_files import read_constants, read_object
@@ -105,6 +106,8 @@ def open_folder(c, arguments: Sequence[str] = ()) -> Iterator[RunFolder]:
             logs.mkdir(parents=True, exist_ok=True)
             stack.callback(os.close, lock(logs, path))
             named = f"CHECKPOINT_DIR={c.CHECKPOINT_DIR}" if c.CHECKPOINT_DIR else named
+            if c.CHECKPOINT_DIR.startswith("gs://"):
+                checkpoints.check_bucket(c.CHECKPOINT_DIR)
             root = checkpoints.root_of_run(c.CHECKPOINT_DIR, path)
             steps = checkpoints.saved(root)
             folder = RunFolder(path, logs, root, done=max(steps, default=0))
@@ -140,7 +143,8 @@ def open_folder(c, arguments: Sequence[str] = ()) -> Iterator[RunFolder]:
                 raise UserError(f"{named}: {lost} after step {note['saved']}; {remedy}")
             (logs / "too_long.csv").unlink(missing_ok=True)  # each start rewrites it
         except OSError as error:
-            raise UserError(f"{named}: {error.strerror or error}; choose another folder") from None
+            fault = error.strerror or first_line(error)
+            raise UserError(f"{named}: {fault}; choose another folder") from None
         saved = read_constants(logs)
         check_same_constants(c, saved, path)
         if (steps := saved["NUM_BATCHES"]) < c.NUM_BATCHES:
@@ -154,6 +158,8 @@ def open_folder(c, arguments: Sequence[str] = ()) -> Iterator[RunFolder]:
                 (place / name).unlink(missing_ok=True)
             saved["NUM_BATCHES"] = c.NUM_BATCHES
             settings.write_whole(logs / "constants.json", json.dumps(saved, indent=1) + "\n")
+        # What Orbax refuses, it refuses now, not after the first evaluation.
+        checkpoints.open_manager(folder.checkpoints).close()
         folder.keep()
         try:
             yield folder
