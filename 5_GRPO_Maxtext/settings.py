@@ -105,11 +105,11 @@ def config_path(model: str) -> Path | None:
 
 def is_small(model: str) -> bool:
     """Whether MODEL takes the laptop column."""
-    try:
-        return int(json.loads(config_path(model).read_text())["hidden_size"]) < SMALL_HIDDEN_SIZE
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        # missing or unreadable: `start.open_run` gets it, and reads the constants again
-        return False
+    # missing or unreadable: `start.open_run` gets it, and reads the constants again
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        path = config_path(model)
+        return path is not None and json.loads(path.read_bytes())["hidden_size"] < SMALL_HIDDEN_SIZE
+    return False
 
 
 def defaults(kind: type, column: str) -> dict[str, Any]:

@@ -6,10 +6,10 @@ CHECKPOINT_DIR/<name of RUN_DIR>/, or RUN_DIR/checkpoints/
     <step>/loop         JSON: the weight of the KL, and answers sampled one step ahead
     run.json ...        in CHECKPOINT_DIR: the files of RUN_DIR as of the newest checkpoint
 
-Orbax writes while training continues. On a disk it writes under a temporary name until a checkpoint
-is complete. In a bucket, where nothing can be renamed, it writes `commit_success.txt` last. So a kill
-never leaves half a checkpoint that counts as one. If one can't be read anyway, the run stops and
-names it; it never skips one.
+Orbax writes while training continues. On a disk it writes under a temporary name until a
+checkpoint is complete. In a bucket, where nothing can be renamed, it writes `commit_success.txt`
+last. So a kill never leaves half a checkpoint that counts as one. If one can't be read anyway, the
+run stops and names it; it never skips one.
 """
 
 import copy
@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from etils import epath
 
+from model import llama
 from model.versions import first_line
 from run.run_files import read_object
 from settings import UserError
@@ -130,12 +130,6 @@ def open_manager(root: str, max_to_keep: int | None = None) -> ocp.CheckpointMan
         raise UserError(f"{root}: {fault}; choose another folder") from None
 
 
-@jax.jit
-def all_finite(tree: Any) -> jax.Array:
-    """Whether no number in a tree of arrays is NaN or infinite: bool []."""
-    return jnp.array([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()
-
-
 def save(
     manager: ocp.CheckpointManager, step: int, params, opt_state, loop: dict[str, Any], c
 ) -> None:
@@ -146,7 +140,7 @@ def save(
     """
     if manager.latest_step() == step:
         return
-    if not all_finite((params, opt_state)):
+    if not llama.all_finite((params, opt_state)):
         raise UserError(
             f"the weights or their Adam moments after step {step} are not finite; no checkpoint "
             f"holds them. Lower LEARNING_RATE={c.LEARNING_RATE} or "

@@ -277,20 +277,15 @@ def change_message(kept: Mapping[str, str], now: Mapping[str, str], c, where: st
 
 
 def model_digest(model: str) -> str:
-    """A hub model's commit; else the digest of a folder's weights, config and tokenizer.
+    """A hub model's commit; else the digest of a folder's weights and the files beside them.
 
-    blake2b's digest is longer than older runs' (sha256 of parts of a file), so `change_message`
-    skips these.
+    Older runs' are of fewer files, and of another length, so `change_message` skips these.
     """
     folder, _ = llama.fetch_model(model)
     if not find_path(model).is_dir():
         return folder.name
-    files = [
-        *llama.weight_files(folder),
-        *sorted(folder.glob("*.json")),
-        *sorted(folder.glob("*.jinja")),
-    ]
-    digest = hashlib.blake2b()
+    files = [*llama.weight_files(folder), *llama.side_files(folder)]
+    digest = hashlib.blake2b(digest_size=60)
     for path in files:
         with open(path, "rb") as file:
             digest.update(path.name.encode() + hashlib.file_digest(file, "blake2b").digest())

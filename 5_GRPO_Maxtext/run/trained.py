@@ -53,6 +53,7 @@ def make_rollout(
     `restore` fills these. It decodes `answers` answers in all, at most BATCH_SIZE of them at once.
     """
     folder, hf = llama.fetch_model(c.MODEL)
+    llama.check_length(c, hf)
     devices = jax.device_count()
     config = llama.to_maxtext_config(
         # a multiple: each device gets as many

@@ -24,6 +24,7 @@ MaxText's two converters (0.2.5) know only the sizes of its model table, and rou
 bfloat16.
 """
 
+import collections
 import itertools
 import json
 import math
@@ -80,7 +81,7 @@ from etils import epath
 from maxtext.checkpoint_conversion.to_maxtext import get_maxtext_model_info
 from maxtext.checkpoint_conversion.utils.utils import detect_and_extract_checkpoint
 
-from model import llama, lora, versions
+from model import config_json, llama, lora, versions
 from run import run_files, trained
 from run.memory import refuse_full_disk
 from tools import model_card
@@ -93,6 +94,18 @@ def to_config(hf, dtype: str, scan_layers: bool = False):
     """The MaxText config of a model; we don't run it, so rows and lengths don't matter."""
     sizes = dict(rows=1, prompt_tokens=1, new_tokens=1)
     return llama.to_maxtext_config(hf, **sizes, weight_dtype=dtype, scan_layers=scan_layers)
+
+
+def dtype_of(folder: Path, hf) -> str:
+    """The dtype that config.json names, or else that of most of the weights, as in transformers."""
+    named = str(hf.dtype).removeprefix("torch.")
+    stored = config_json.stored_weights(llama.weight_files(folder)).values()
+    [(most, _)] = collections.Counter(dtype for _, dtype in stored).most_common(1)
+    found = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+    dtype = named if named in found.values() else found.get(most)
+    if dtype is None:
+        raise UserError(f"WEIGHT_DTYPE=: MODEL's weights are {most}; give WEIGHT_DTYPE=float32")
+    return dtype
 
 
 def check_disk(c: Constants, hf, config) -> dict[str, int]:
@@ -140,6 +153,10 @@ def write_safetensors(c: Constants, hf, config, weights: Iterator, target: Path)
             name: np.ascontiguousarray(x, dtype)
             for name, x in itertools.islice(weights, len(names))
         }
+        for name, x in shard.items():
+            if not np.isfinite(x).all():
+                fault = f"weight {name} has a NaN, an infinity or a number too large for {dtype}"
+                raise UserError(f"SOURCE={c.SOURCE}: {fault}; take another SOURCE or WEIGHT_DTYPE")
         safetensors.numpy.save_file(shard, target / file, metadata={"format": "pt"})
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
@@ -206,7 +223,7 @@ def to_huggingface(
         )
     model = c.MODEL or checkpoint.constants["MODEL"]
     folder, hf = llama.fetch_model(model)
-    config = to_config(hf, c.WEIGHT_DTYPE or str(hf.dtype).removeprefix("torch."), scanned)
+    config = to_config(hf, c.WEIGHT_DTYPE or dtype_of(folder, hf), scanned)
     shapes = {name: shape for name, (_, shape) in get_maxtext_model_info(config)[0].items()}
     for name in adapted or shapes:
         shape = shapes.get(name, ())
@@ -233,12 +250,11 @@ def to_huggingface(
                 lora.product(a, b, weights[name].shape, scale)
             )
     write_safetensors(c, hf, config, llama.hf_weights(hf, config, weights.pop), target)
-    # tokenizer, chat template, generation config, licence: as they are
-    for path in folder.iterdir():
-        kept = path.suffix in (".json", ".jinja", ".model") or path.name.startswith("LICENSE")
-        if kept and "safetensors" not in path.name:
-            shutil.copyfile(path, target / path.name)
-    written = json.loads((folder / "config.json").read_text())
+    for path in llama.side_files(folder):  # as they are
+        place = target / path.relative_to(folder)
+        place.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, place)
+    written = json.loads((folder / "config.json").read_bytes())
     written["torch_dtype" if "torch_dtype" in written else "dtype"] = str(
         jnp.dtype(config.weight_dtype)
     )
