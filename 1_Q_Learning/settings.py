@@ -64,7 +64,8 @@ def run(main: Callable[[list[str]], Any]) -> None:
     """Calls `main` with the command line; exit code 2 on errors you can fix, 130 on Ctrl-C."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # not in a notebook
-            stream.reconfigure(errors="replace")  # a terminal that isn't UTF-8 shows ? for an arrow
+            # A terminal that isn't UTF-8 shows ? for an arrow; a log file gets each line at once.
+            stream.reconfigure(errors="replace", line_buffering=True)
     try:
         # a notebook's arguments are its kernel's
         main([] if "ipykernel" in sys.argv[0] else sys.argv[1:])

@@ -211,9 +211,10 @@ def exit_on_error(main: Callable[[list[str]], Any]) -> None:
     In a notebook, sys.argv holds the kernel's arguments, so the constants keep their defaults.
     """
     for stream in (sys.stdout, sys.stderr):
-        # a terminal in Latin-1 has no arrow: it gets \\u2192
+        # A terminal in Latin-1 has no arrow: it gets \\u2192. A log file gets each line at once, not
+        # 8 KiB at a time.
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors="backslashreplace", line_buffering=True)
     try:
         return main([] if "ipykernel" in sys.argv[0] else sys.argv[1:])
     except UserError as error:

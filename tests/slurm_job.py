@@ -90,10 +90,13 @@ def cluster(tmp_path_factory):
         wait_for(is_idle, "a job does not end")
 
 
-def test_a_killed_task_sends_the_job_back_into_the_queue_and_both_train_as_one(
-    cluster, finished, tmp_path
+@pytest.mark.parametrize("end", ["a task is killed", "all are told to end"])
+def test_a_job_goes_back_into_the_queue_and_both_tasks_train_as_one(
+    end, cluster, finished, tmp_path
 ):
-    """It goes on after the step SAVED, and its curves are those of one process, on both hosts."""
+    """It goes on after its newest checkpoint, and its curves are those of one process, on both
+    hosts.
+    """
 
     def ask(*command):
         done = subprocess.run(command, env=cluster, cwd=tmp_path, capture_output=True, text=True)
@@ -121,15 +124,23 @@ def test_a_killed_task_sends_the_job_back_into_the_queue_and_both_train_as_one(
     before = seconds()
     # the row of a step is there before its checkpoint
     assert SAVED in before and STEPS not in before
+    assert f"run      {STEPS} steps on 2 cpu device(s)" in out.read_text()
     # PID JOBID STEPID LOCALID GLOBALID; the batch script is in the list, too
     processes = [line.split() for line in ask("scontrol", "listpids", job).splitlines()[1:]]
     [second] = [int(pid) for pid, _, step, _, task in processes if (step, task) == ("0", "1")]
-    os.kill(second, 9)
+    if end == "a task is killed":
+        os.kill(second, 9)
+    else:  # as --signal=TERM does before the time limit
+        ask("scancel", "--signal=TERM", job)
     assert wait_for(ended, "the job does not end") == ("COMPLETED", "0:0", "1"), out.read_text()
-    assert f"run      {STEPS} steps on 2 cpu device(s)" in out.read_text()
-    assert out.read_text().count(f"going on after step {SAVED} of {STEPS}") == 1
+    [newest] = re.findall(rf"going on after step (\d+) of {STEPS}", out.read_text())
+    if end == "a task is killed":
+        assert int(newest) == SAVED
+    else:  # it has saved after the step it was in
+        assert "stopping after this step, then saving" in out.read_text()
+        assert int(newest) >= max(before)
     again = seconds()
-    assert all((before[step] == again[step]) == (step <= SAVED) for step in before)
+    assert all((before[step] == again[step]) == (step <= int(newest)) for step in before)
     for folder in (run, run / "host_1"):
         rows = read_log(folder / "train_log.csv")
         assert sum(name.startswith("memory_device") for name in rows[0]) == 1  # one device of two

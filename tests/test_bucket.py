@@ -1,7 +1,9 @@
 """Checkpoints in a bucket: refused before the first evaluation, killed in the middle of a save."""
 
+import shutil
+
 import pytest
-from short_runs import SHORT, finish, run_here, start, wait_for
+from short_runs import SHORT, finish, free_port, run_here, start, wait_for
 
 import grpo_llama3_1_8b_demo as demo
 from run import checkpoints
@@ -82,3 +84,43 @@ def test_killed_in_its_first_save_and_in_its_second_a_run_ends_as_if_nothing_had
     assert checkpoints.saved(f"{address}/run") == [2]
     assert "going on after step 2 of 8" in finish(begin("third"))
     assert_ends_alike(finished, tmp_path / "third")
+
+
+@pytest.mark.slow
+def test_two_hosts_with_disks_of_their_own_resume_from_the_bucket_and_run_again(
+    bucket, tmp_path, monkeypatch
+):
+    """With a user's flags and compilation cache, cold and warm, not with the suite's."""
+    for name in ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
+    address = bucket.make("hosts")
+    constants = [*SHORT, "NUM_BATCHES=4", "EVAL_EVERY=0", f"CHECKPOINT_DIR={address}"]
+
+    def hosts(run):
+        joined = {
+            "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}",
+            "JAX_NUM_PROCESSES": "2",
+        }
+        started = []
+        for i in range(2):
+            folder = tmp_path / f"host_{i}"
+            folder.mkdir(exist_ok=True)
+            arguments = [*constants, "DISTRIBUTED=True", f"RUN_DIR={run}"]
+            started.append(start(folder, *arguments, **joined, JAX_PROCESS_ID=str(i)))
+        return started
+
+    both = hosts("run")
+    wait_for(lambda: ("hosts", "run/2/commit_success.txt") in bucket.objects, both[0])
+    for host in reversed(both):  # what runs the job ends the other one
+        host.kill()
+        host.communicate()
+    shutil.rmtree(tmp_path / "host_1")
+    outs = [finish(host) for host in hosts("run")]
+    assert "going on after step 2 of 4" in outs[0]
+    for host in hosts("again"):
+        finish(host)
+    for folder in ("host_0/run", "host_1/run/host_1", "host_1/again/host_1"):
+        rows = [read_log(tmp_path / run / "train_log.csv") for run in ("host_0/again", folder)]
+        assert [row["loss"] for row in rows[0]] == [row["loss"] for row in rows[1]]
+        assert len(rows[0]) == 4

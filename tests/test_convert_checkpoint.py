@@ -199,7 +199,7 @@ def test_everything_but_weights_goes_along_and_counts(maxtext):
         (model / name).write_text(name)
     convert.main([f"SOURCE={maxtext}", f"MODEL={model}", "TARGET=hf"])
     files = {str(p.relative_to("hf")) for p in Path("hf").rglob("*") if p.is_file()}
-    assert files == {*own, "config.json", "model.safetensors"}
+    assert files == {*own, "config.json", "model.safetensors", "logits.npz"}
     for name, counts in [*((name, True) for name in own), *((name, False) for name in others)]:
         before = run_folder.model_digest(str(model))
         (model / name).write_text("another")

@@ -12,7 +12,7 @@ from test_machine import on
 
 import grpo_llama3_1_8b_demo as demo
 import settings
-from run import machine, memory
+from run import machine, memory, start
 from settings import UserError
 
 EIGHT_B = [f"MODEL={memory.LLAMA_3_1_8B}", "DATASET=gsm8k", "DRY_RUN=True"]
@@ -115,6 +115,17 @@ def test_the_disk_that_holds_the_checkpoints_is_the_one_that_is_checked(tmp_path
         )
         with contextlib.nullcontext() if fits else refused:
             memory.check_disk(c, 1_000_000, root)
+
+
+def test_a_disk_without_room_is_refused_before_the_weights_are_loaded(monkeypatch):
+    monkeypatch.setattr(start, "load_llm", None)  # called, it raises
+    # The tiny Llama's layers: q and o, k and v, the MLP, two norms. Then both ends, and a norm.
+    layer = 2 * 96 * 96 + 2 * 96 * 48 + 3 * 96 * 256 + 2 * 96
+    parameters = 3 * layer + 2 * 76 * 96 + 96
+    # 12 bytes each, for float32 weights and two moments; a million are kept, one is being written
+    needed = 12 * parameters * (10**6 + 1) / GIB
+    with pytest.raises(UserError, match=rf"^MAX_TO_KEEP=1000000: {needed:.2f} GiB are needed"):
+        demo.main(["MODEL=tiny_llama", "MAX_TO_KEEP=1000000", "RUN_DIR=run"])
 
 
 def test_vllm_gets_its_share_and_no_more():

@@ -19,11 +19,13 @@ from pathlib import Path
 import numpy as np
 import pages
 import pytest
+from short_runs import HANGS, SHORT, wait_for
 
 import grpo_llama3_1_8b_demo as demo
 import settings
 from run import checkpoints, dry_run, memory
 from run.machine import parse_machine
+from run.run_files import read_log
 
 LAUNCH = settings.HERE / "launch"
 DEMO = f"{settings.HERE.name}/grpo_llama3_1_8b_demo.py"
@@ -42,7 +44,7 @@ mkdir -p runs/grpo; echo "$HF_TOKEN" "$@" >> asked; echo a report > runs/grpo/re
 
 
 class Desk:
-    """A small repository on your machine, and `vm`, the folder that serves as the rented one."""
+    """The repository's ZIP, unpacked, and `vm`, the folder that serves as the rented machine."""
 
     def __init__(self, folder):
         self.here, self.folder, self.vm = folder, folder / "repository", folder / "vm"
@@ -62,7 +64,7 @@ class Desk:
             (self.folder / DEMO, ""),
             *(
                 (folder / "bin" / name, STAND_IN)
-                for name in ("gcloud", "xpk", "srun", "scontrol", "python3")
+                for name in ("gcloud", "xpk", "srun", "scontrol", "python3", "pip")
             ),
         ):
             path.write_text(text)
@@ -74,19 +76,12 @@ class Desk:
             (self.folder / "runs/smollm2", settings.HERE / "tiny_llama"),
         ):
             link.symlink_to(target)
-        for command in (
-            "init --quiet",
-            "add .",
-            "-c user.name=x -c user.email=x commit --quiet -m x",
-        ):
-            subprocess.run(["git", *command.split()], cwd=self.folder, check=True)
-        self.variables = os.environ | {
+        self.variables = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"} | {
             "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
             "HERE": str(folder),
             "PROJECT": "p",
             "ZONE": "z",
             "TPU": "v6e-8",
-            "HF_TOKEN": "secret",
             "HF_TOKEN_FILE": str(folder / "token"),
             "SLURM_JOB_ID": "7",
             "PYTHON": "",  # `make test PYTHON=...` sets it
@@ -186,24 +181,53 @@ def test_pathways_takes_the_images_of_our_jax_and_claims_no_restart(desk):
     assert "--max-restarts=10" in call and not any("image=us-docker" in word for word in call)
 
 
-@pytest.mark.parametrize("ends_with", [0, 137])
-def test_on_gke_the_report_reaches_the_bucket_however_the_run_ends(desk, tmp_path, ends_with):
-    """What XPK would put into the pod's YAML, run by bash with a Python that records."""
-    _, _, call = workload(desk, "NUM_BATCHES=20")
-    command = next(word for word in call if word.startswith("--command=")).partition("=")[2]
+# How XPK 1.16 starts a pod's command: in a shell of its own, which is the only one it signals.
+XPK = """
+trap 'kill -TERM $!' TERM
+(true || exit 1; COMMAND) & pid=$!
+while kill -0 $pid; do sleep 0.1; done
+wait $pid
+exit $?
+"""
+
+
+def test_a_pods_script_installs_nothing_outside_of_a_pod(desk):
+    code, error, calls = desk.run("pod.sh", "gs://b", "run", KUBERNETES_SERVICE_HOST="")
+    assert code == 2 and error.startswith("error: no pod") and not calls
+
+
+def test_a_pod_that_is_told_to_end_saves_and_its_logs_reach_the_bucket(desk, bucket):
+    """The main script itself, and Google's libraries; only pip does nothing."""
+    address = f"{bucket.make('pod')}/x"
+    bucket.put("pod", "x/token", b"secret\n")
+    given, machine = [*SHORT, "NUM_BATCHES=200"], {"TPU": "v5p-64", "BUCKET": address}
+    code, error, calls = desk.run("gke_xpk.sh", "workload", *given, **machine)
+    assert code == 0, error
+    assert ["gcloud", "storage", "cp", str(desk.here / "token"), f"{address}/token"] == calls[1][:5]
+    assert not any("secret" in word for call in calls for word in call)
+    [command] = [word.partition("=")[2] for word in calls[2] if word.startswith("--command=")]
     assert "\n" not in command  # it would end the YAML block
-    for name, code in (("pip", 0), ("python", ends_with)):
-        file = tmp_path / "bin" / name
-        file.write_text(
-            f'#!/bin/bash\necho {name} "$@" >> ../pod\n[ "$1" != {DEMO} ] || exit {code}\n'
-        )
-        file.chmod(0o755)
-    done = subprocess.run(["bash", "-c", command], cwd=desk.folder, env=desk.variables)
-    assert done.returncode == ends_with
-    *_, run, put = (tmp_path / "pod").read_text().splitlines()
-    assert run.startswith(f"python {DEMO} RUN_DIR=runs/grpo CHECKPOINT_DIR=gs://b/x ")
-    assert run.endswith(" NUM_BATCHES=20")
-    assert "put('runs/grpo/', 'b/x/reports/grpo/', recursive=True)" in put
+
+    pod = desk.here / "pod"
+    pod.mkdir()
+    (pod / settings.HERE.name).symlink_to(settings.HERE)
+    for name, does in (("python", f'exec {sys.executable} "$@"'), ("pip", "")):
+        (pod / name).write_text(f"#!/bin/bash\n{does}\n")
+        (pod / name).chmod(0o755)
+    inside = {"PATH": f"{pod}:{os.environ['PATH']}", "KUBERNETES_SERVICE_HOST": "x"}
+    variables = desk.variables | inside
+    constants = "MODEL=tiny_llama DATASET=tiny_gsm8k ROLLOUT_ENGINE=maxtext"
+    script = XPK.replace("COMMAND", f"{command} {constants}")
+    with open(pod / "log", "w") as log:
+        options = dict(cwd=pod, env=variables, stdout=log, stderr=subprocess.PIPE, text=True)
+        shell = subprocess.Popen(["bash", "-c", script], **options)
+    wait_for(lambda: read_log(pod / "runs" / "grpo" / "train_log.csv"), shell)
+    assert "run      200 steps" in (pod / "log").read_text()  # while it runs
+    shell.terminate()
+    assert shell.wait(HANGS) == 130
+    done = read_log(pod / "runs" / "grpo" / "train_log.csv")[-1]["step"]
+    assert checkpoints.saved(f"{address}/grpo")[-1] == done < 200
+    assert "train_log.csv" in bucket.names(f"{address}/reports/grpo")
 
 
 COMMAND = re.compile(

@@ -13,6 +13,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -205,6 +206,21 @@ def test_a_terminal_that_is_not_utf_8_costs_no_run(tmp_path):
         PYTHONIOENCODING="latin-1",
     )
     assert (done.returncode, done.stderr) == (0, "") and (tmp_path / "run" / "result.json").exists()
+
+
+@pytest.mark.parametrize("folder", [*FOLDERS, settings.HERE.name])
+def test_a_log_file_gets_each_line_at_once(folder, tmp_path):
+    """The program is still running, as a day's job would be; Python keeps 8 KiB back unless told."""
+    code = "import sys, settings\nsettings.run(lambda arguments: print('a line') or sys.stdin.read())"
+    variables = {name: x for name, x in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with open(tmp_path / "run.log", "w") as log:
+        options = dict(cwd=ROOT / folder, env=variables, stdin=subprocess.PIPE, stdout=log)
+        program = subprocess.Popen([sys.executable, "-c", code], **options)
+    end = time.monotonic() + 30
+    while not (written := (tmp_path / "run.log").read_text()) and time.monotonic() < end:
+        time.sleep(0.05)
+    program.communicate()
+    assert written == "a line\n"
 
 
 def test_a_full_disk_gets_one_line(tmp_path):

@@ -17,9 +17,11 @@
 #
 # PROJECT, ZONE  of your Google Cloud account
 # TPU            such as v5p-64; its 32 chips need TRAIN_MICRO_BATCH_SIZE=4, or 16 sequences would not divide
-# BUCKET         gs://bucket/folder for what a run needs to resume, and for reports; pods have no disk that lasts
+# BUCKET         gs://bucket/folder for what a run needs to resume, and for reports; pods have no disk that lasts.
+#                docs/several_hosts.md names the roles that the nodes' account needs on it
 # CLUSTER, RUN   names of the cluster and of the run (grpo)
-# HF_TOKEN       your Hugging Face token
+# HF_TOKEN_FILE  where `hf auth login` put your token (~/.cache/huggingface/token). It goes to BUCKET/token, where the
+#                pods read it, and `delete` removes it; in the workload itself everybody on the cluster could read it
 # PATHWAYS_TAG   of Pathways' images; they must have been built for the jax of requirements/tpu.txt (jax-<its version>)
 #
 # --dry-run prints what XPK would do and changes nothing; that much was run. Nobody here has run more of it: a test
@@ -52,7 +54,9 @@ images() {  # client and servers must have the same jax; XPK would take :latest
   [[ $tag == *jax[-_]"$jax" ]] || refuse "PATHWAYS_TAG=$tag: requirements/tpu.txt has jax $jax; use an image of that"
   [ ${#dry[@]} != 0 ] || gcloud artifacts docker images describe "$from/server:$tag" > /dev/null ||
     refuse "no image $from/server:$tag; see gcloud artifacts docker tags list $from/server, or use KIND=hosts"
-  more=(--server-image="$from/server:$tag" --proxy-server-image="$from/proxy_server:$tag")
+  # Unless told where, XPK has Pathways write to Google's own staging bucket.
+  more=(--server-image="$from/server:$tag" --proxy-server-image="$from/proxy_server:$tag"
+    --pathways-gcs-location="$BUCKET/pathways")
 }
 fetch() {
   mkdir -p "runs/$cluster" && gcloud storage rsync --recursive "$BUCKET/reports" "runs/$cluster" --project="$PROJECT"
@@ -62,23 +66,23 @@ case $step in
   cluster)
     xpk cluster "create$suffix" "${where[@]}" "${slice[@]}" --spot "${dry[@]}"
     ;;
-  workload)  # the image is python:3.12 with what git knows of this folder; the packages come at the start
-    [ -n "${HF_TOKEN:-}" ] || refuse "HF_TOKEN is not set; see the top of this file"
-    more=(--max-restarts=10)
+  workload)  # the image is python:3.12 with this folder's course; the packages come at the start
+    # 600 s between SIGTERM and SIGKILL, for a step and a checkpoint; a spot machine that's taken back has 25
+    more=(--max-restarts=10 --termination-grace-period-seconds=600)
     if [ "$kind" = pathways ]; then images; fi
     course=$(mktemp -d)  # not this folder itself: .venv and runs/ would go into the image
     trap 'rm -r "$course"' EXIT
-    git archive HEAD 5_GRPO_Maxtext requirements/build.txt requirements/tpu.txt | tar --extract --directory="$course"
-    printf -v words '%q ' RUN_DIR="runs/$run" CHECKPOINT_DIR="$BUCKET" \
-      MODEL=meta-llama/Llama-3.1-8B-Instruct DATASET=gsm8k "${hosts[@]}" "${constants[@]}"
-    # One line: XPK puts it into YAML as it is. The report goes to BUCKET however the run ends, for the pod's disk
-    # doesn't last.
-    install="pip install --quiet --require-hashes -r requirements/build.txt"
-    install+=" && pip install --quiet --no-deps --require-hashes --no-build-isolation -r requirements/tpu.txt"
-    put="import gcsfs; gcsfs.GCSFileSystem().put('runs/$run/', '${BUCKET#gs://}/reports/$run/', recursive=True)"
+    tar --create --exclude=__pycache__ 5_GRPO_Maxtext requirements/build.txt requirements/tpu.txt |
+      tar --extract --directory="$course"
+    token=${HF_TOKEN_FILE:-$HOME/.cache/huggingface/token}
+    [ ${#dry[@]} != 0 ] || gcloud storage cp "$token" "$BUCKET/token" --project="$PROJECT" ||
+      refuse "$token did not get to $BUCKET/token; run \`hf auth login\`, or set HF_TOKEN_FILE"
+    # One line, because XPK puts it into YAML as it is; exec, because XPK signals the shell that runs it.
+    printf -v words '%q ' "$BUCKET" "$run" MODEL=meta-llama/Llama-3.1-8B-Instruct DATASET=gsm8k "${hosts[@]}" \
+      "${constants[@]}"
     xpk workload "create$suffix" "${where[@]}" "${slice[@]}" --workload="$run" "${more[@]}" \
-      --base-docker-image=python:3.12 --script-dir="$course" --env="HF_TOKEN=$HF_TOKEN" "${dry[@]}" \
-      --command="$install || exit 1; python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py $words; code=\$?; python -c \"$put\"; exit \$code"
+      --base-docker-image=python:3.12 --script-dir="$course" "${dry[@]}" \
+      --command="exec bash 5_GRPO_Maxtext/launch/pod.sh $words"
     ;;
   fetch)
     fetch
@@ -89,6 +93,7 @@ case $step in
   delete)
     [ "${1:-}" = --without-results ] || [ ${#dry[@]} != 0 ] || fetch ||
       refuse "the results did not arrive, so nothing was deleted; try again, or delete --without-results"
+    [ ${#dry[@]} != 0 ] || gcloud storage rm "$BUCKET/token" --project="$PROJECT" || true  # maybe there's none
     xpk cluster delete "${where[@]}" "${dry[@]}"
     ;;
   *) refuse "'$step' is no step: cluster, workload, fetch, stop or delete" ;;

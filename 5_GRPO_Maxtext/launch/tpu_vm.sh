@@ -51,7 +51,7 @@ on() { gcloud compute tpus tpu-vm ssh "$node" "${where[@]}" --worker="$1" --comm
 send() { gcloud compute tpus tpu-vm scp "$1" "$node:$2" "${where[@]}" --worker=all; }
 fetch() {  # reports and logs of all runs; without BUCKET their checkpoints, too
   mkdir -p "runs/$node" &&
-    on 0 'tar -C course -czf results.tar.gz runs run.log' &&
+    on 0 'tar -C course -czf results.tar.gz --exclude=runs/compiled runs run.log' &&
     gcloud compute tpus tpu-vm scp "$node:results.tar.gz" "runs/$node/" "${where[@]}" --worker=0 &&
     tar -C "runs/$node" -xzf "runs/$node/results.tar.gz" && rm "runs/$node/results.tar.gz"
 }
@@ -64,10 +64,10 @@ case $step in
   state)
     gcloud compute tpus queued-resources describe "$node" "${where[@]}" --format='value(state.state)'
     ;;
-  copy)  # only what git knows
+  copy)  # the course as it is here, with your changes; the repository may be a ZIP without git
     archive=$(mktemp)
     trap 'rm "$archive"' EXIT
-    git archive --format=tar.gz --output="$archive" HEAD "${course[@]}"
+    tar -czf "$archive" --exclude=__pycache__ "${course[@]}"
     send "$archive" course.tar.gz
     send "${HF_TOKEN_FILE:-$HOME/.cache/huggingface/token}" token
     ;;

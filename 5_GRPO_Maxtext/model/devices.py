@@ -109,6 +109,9 @@ def check_machine(c) -> None:
 
 
 # %% Several hosts ---------------------------------------------------------------------------------
+VLLM_LIBTPU_FLAG = "--xla_tpu_use_dynamic_smem_negotiation=true"
+
+
 def find_devices(c) -> None:
     """Joins the other hosts, if any. Must run before anything touches a device.
 
@@ -117,6 +120,10 @@ def find_devices(c) -> None:
     """
     if importlib.util.find_spec("tpu_info"):
         import tpu_info  # noqa: F401 - vLLM imports it, which starts processes; must precede opening the TPU
+    if c.ROLLOUT_ENGINE == "vllm" and importlib.util.find_spec("tpu_inference"):
+        # tpu-inference 0.32 sets it itself when it's imported, but libtpu has read it by then
+        given = os.environ.get("LIBTPU_INIT_ARGS", "")
+        os.environ["LIBTPU_INIT_ARGS"] = f"{VLLM_LIBTPU_FLAG} {given}".strip()
     if "proxy" in os.environ.get("JAX_PLATFORMS", ""):
         import pathwaysutils
 

@@ -7,6 +7,7 @@ rotating them. The logits equal those of transformers' own models (tests/test_lo
 
 import functools
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,12 @@ def weight_files(folder: Path) -> list[Path]:
             f"MODEL={folder}: {path.name} is damaged ({error}); fetch it again"
         ) from None
     return files
+
+
+def stored_parameters(folder: Path) -> int:
+    """Number of parameters in a model's files, from their headers: nothing is loaded."""
+    stored = config_json.stored_weights(weight_files(folder)).values()
+    return sum(math.prod(shape) for shape, _ in stored)
 
 
 def from_hub(model: str, without: list[str]) -> Path:

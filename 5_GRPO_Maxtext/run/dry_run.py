@@ -151,11 +151,12 @@ def check_paths(c, trained: int) -> None:
         elif path and not (place.is_dir() and os.access(place, os.W_OK)):
             fault = f"{place} is not a folder one may write to; choose another"
             raise UserError(f"{constant}={Path(path)}: {fault}")
-    size = memory.checkpoint_bytes(c, trained)
+    size = memory.checkpoint_bytes(c, trained) / memory.GIB
     count = -(-c.NUM_BATCHES // c.SAVE_INTERVAL_STEPS)
     print(
-        f"saves    {count:,} checkpoints of {size / memory.GIB:.3g} GiB, the last {c.MAX_TO_KEEP} "
-        f"kept: {size * c.MAX_TO_KEEP / memory.GIB:.3g} GiB in {c.CHECKPOINT_DIR or folder}"
+        f"saves    {count:,} checkpoints of {size:.3g} GiB, the last {c.MAX_TO_KEEP} kept: "
+        f"{size * c.MAX_TO_KEEP:.3g} GiB in {c.CHECKPOINT_DIR or folder}, and one more while it's "
+        f"written: {size * (c.MAX_TO_KEEP + 1):.3g} GiB"
     )
     if on_target(c):
         memory.check_disk(c, trained, c.CHECKPOINT_DIR or f"{folder}/checkpoints")

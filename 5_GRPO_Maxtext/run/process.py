@@ -25,7 +25,13 @@ PROFILED_STEP = 3  # of a process: the first two compile
 
 
 def keep_compiled() -> None:
-    """Turns on jax's compilation cache, in COMPILED or JAX_COMPILATION_CACHE_DIR."""
+    """Turns on jax's compilation cache, in COMPILED or JAX_COMPILATION_CACHE_DIR.
+
+    Off for several processes on CPUs: gloo, which connects them, aborts in a program that was read
+    back.
+    """
+    if jax.process_count() > 1 and jax.default_backend() == "cpu":
+        return jax.config.update("jax_enable_compilation_cache", False)
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(COMPILED)
     folder = settings.expand_home(folder)
     try:

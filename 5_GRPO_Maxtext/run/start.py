@@ -153,10 +153,12 @@ def open_run(
         with run_folder.open_folder(c, arguments) as folder:
             rows, sources = make_splits(c, data, grader, tokenizer, folder.logs / "too_long.csv")
             folder.same(run_folder.identity(c, rows, grader.names, course.__file__), c)
+            # before the weights are loaded, which takes minutes for a large model
+            stored = memory.trained_parameters(c, hf, llama.stored_parameters(model_folder))
+            memory.check_disk(c, stored, folder.checkpoints)
             llm = load_llm(c, model_folder, hf, tokenizer)
             parameters = llama.count_parameters(llm.actor)
             trained = memory.trained_parameters(c, hf, parameters)
-            memory.check_disk(c, trained, folder.checkpoints)
             task = make_task(c, rows, grader, sources)
             report.introduce(c, folder, parameters, trained, model_folder, hf, task, rows)
             yield c, llm, task, folder
