@@ -57,6 +57,12 @@ class RunFolder:
             checkpoints.copy_files(self.logs, self.copy, again=True)
 
     @property
+    def run_id(self) -> str:
+        """Its number, which each of its checkpoints holds; on other hosts than the first ""."""
+        note = read_object(self.logs / "run.json") or {}
+        return note.get("run_id", "") if devices.is_first() else ""
+
+    @property
     def copy(self) -> epath.Path:
         """Where `keep` copies the files to, if there's a CHECKPOINT_DIR."""
         return epath.Path(self.checkpoints) / self.logs.relative_to(self.path)

@@ -82,7 +82,7 @@ from maxtext.checkpoint_conversion.to_maxtext import get_maxtext_model_info
 from maxtext.checkpoint_conversion.utils.utils import detect_and_extract_checkpoint
 
 from model import config_json, llama, lora, versions
-from run import run_files, trained
+from run import checkpoints, run_files, trained
 from run.memory import refuse_full_disk
 from tools import model_card
 
@@ -121,18 +121,29 @@ def check_disk(c: Constants, hf, config) -> dict[str, int]:
     return sizes
 
 
-def from_orbax(checkpoint: Path) -> dict[str, np.ndarray]:
-    """A checkpoint's weights by MaxText name, without an optimizer's state; raises UserError."""
+def from_orbax(checkpoint: Path, run_id: str = "") -> dict[str, np.ndarray]:
+    """A checkpoint's weights by MaxText name, without an optimizer's state.
+
+    UserError if it can't be read, or isn't what the run `run_id` saved ("": any, or MaxText).
+    """
     try:
         with ocp.PyTreeCheckpointer() as orbax:
             tree = orbax.metadata(checkpoint).item_metadata.tree
             tree = {name: tree[name] for name in ("params", "base") if name in tree} or tree
             how = jax.tree.map(lambda _: ocp.ArrayRestoreArgs(restore_type=np.ndarray), tree)
             args = ocp.args.PyTreeRestore(item=tree, restore_args=how, partial_restore=True)
-            return detect_and_extract_checkpoint(orbax.restore(checkpoint, args=args))
+            read, fault = orbax.restore(checkpoint, args=args), ""
+        if (beside := checkpoint.parent / "loop").exists():  # a run's
+            with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as orbax:
+                loop = orbax.restore(beside)
+            step = int(checkpoint.parent.name)
+            fault = checkpoints.find_fault({"weights": read}, loop, step, run_id)
+            fault = fault and f"is damaged ({fault})"
     except Exception as error:  # of Orbax, tensorstore, json, the network: they share no type
-        fault = f"{checkpoint} cannot be read ({versions.first_line(error)})"
-        raise UserError(f"SOURCE: {fault}; try again, or name another checkpoint") from None
+        fault = f"cannot be read ({versions.first_line(error)})"
+    if fault:
+        raise UserError(f"SOURCE: {checkpoint} {fault}; try again, or name another checkpoint")
+    return detect_and_extract_checkpoint(read)
 
 
 def write_safetensors(c: Constants, hf, config, weights: Iterator, target: Path) -> None:
@@ -213,7 +224,7 @@ def to_huggingface(
     """
     if checkpoint:
         trained.warn_if_model_changed(c.MODEL or checkpoint.constants["MODEL"], checkpoint)
-    stored = from_orbax(saved)
+    stored = from_orbax(saved, *([checkpoint.note.get("run_id", "")] if checkpoint else []))
     scanned = any(name.startswith("params-decoder-layers-") for name in stored)
     adapted = [name.removesuffix("_lora_a") for name in stored if name.endswith("_lora_a")]
     if not checkpoint and (adapted or not c.MODEL):
