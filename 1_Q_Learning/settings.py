@@ -4,7 +4,9 @@ command line.
 pydantic checks each value against the type beside it; tyro turns the comments there into `--help`.
 """
 
+import dataclasses
 import difflib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -42,11 +44,14 @@ def read[C](kind: type[C], arguments: Sequence[str]) -> C:
             hint = f"write NAME=value, nearest names: {near or 'none'} (--help lists all)"
             raise UserError(f"{argument!r}: no such constant; {hint}")
     try:
-        return pydantic.TypeAdapter(kind).validate_python(dict(pairs))
+        c = pydantic.TypeAdapter(kind).validate_python(dict(pairs))
     except pydantic.ValidationError as error:
         [name, *_], said = error.errors()[0]["loc"], error.errors()[0]["msg"]
         given = repr(f"{name}={dict(pairs)[name]}")[1:-1]  # in one line, whatever was typed
         raise UserError(f"{given}: {said.replace('Input should', 'must')}") from None
+    # a path from the home folder, which few shells write out after NAME=
+    texts = {name: value for name, value in vars(c).items() if isinstance(value, str)}
+    return dataclasses.replace(c, **{n: os.path.expanduser(text) for n, text in texts.items()})
 
 
 def check(c: Any, name: str, kept: bool, remedy: str) -> None:

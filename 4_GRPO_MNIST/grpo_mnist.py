@@ -360,7 +360,8 @@ def run(
     epochs = log.images.shape[1] / c.LOGS_PER_EPOCH
     print(f"\ntest accuracy after {epochs:g} epochs: greedy {greedy}, sampled {sampled}")
     seconds = {"seconds": time.perf_counter() - started, "compile_seconds": compile_seconds}
-    result = {"test_accuracy": [row["test_accuracy"] for row in final], "data": source} | seconds
+    result = {"test_accuracy": [row["test_accuracy"] for row in final], "epochs": epochs}
+    result |= {"data": source} | seconds
     runs.write_json(run_dir / "result.json", result)
     print(f"{result['seconds']:.0f} s; everything of this run is in {run_dir}")
     return result

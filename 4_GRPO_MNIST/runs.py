@@ -26,6 +26,7 @@ from tqdm import tqdm
 from settings import UserError
 
 RUNS = Path(os.path.relpath(Path(__file__).resolve().parent.parent / "runs"))  # in the repository
+HANGUP = getattr(signal, "SIGHUP", None)  # the terminal is closed; Windows doesn't say so
 
 
 def start_jax(one_thread: bool = True) -> None:
@@ -43,7 +44,7 @@ def start_jax(one_thread: bool = True) -> None:
     # Compiled programs are kept from run to run, so another SEED compiles nothing. The folder can
     # be deleted, and should be if JAX warns of "Error reading persistent compilation cache": a run
     # was killed in it.
-    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(RUNS / "compiled"))
+    cache = os.path.expanduser(os.environ.get("JAX_COMPILATION_CACHE_DIR", str(RUNS / "compiled")))
     jax.config.update("jax_compilation_cache_dir", cache)
     try:
         jax.devices()
@@ -139,18 +140,31 @@ def compile_row(
 
 def until_ctrl_c[T](items: Sequence[T]) -> Iterator[T]:
     """The items, with a progress bar. Ctrl-C ends the loop after the current one; pressed again, at
-    once.
+    once. So do SIGTERM and a closed terminal, whose SIGHUP nohup ignores.
     """
-    before = signal.signal(
-        signal.SIGINT, lambda number, _: signal.signal(number, signal.default_int_handler)
-    )
+    numbers = [n for n in (signal.SIGINT, signal.SIGTERM, HANGUP) if n is not None]
+    before = {n: signal.getsignal(n) for n in numbers if signal.getsignal(n) is not signal.SIG_IGN}
+    terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
+    pressed = []
+
+    def press(number, _):
+        pressed.append(number)
+        for other in before:
+            signal.signal(other, signal.default_int_handler)
+        if number == HANGUP:  # printing to a terminal that's gone is an error
+            for descriptor in terminals:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+
+    for number in before:
+        signal.signal(number, press)
     try:
         for item in tqdm(items, unit="row", leave=False, disable=None):
             yield item
-            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it was pressed
+            if pressed:
                 tqdm.write(
                     "stopped by Ctrl-C; what's trained so far is kept (Ctrl-C again: nothing is)"
                 )
                 break
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -259,7 +259,7 @@ def main(arguments: Sequence[str]) -> None:
     if c.COMPARE:
         ask(c, rollout, how, rows, "before")
     if checkpoint:
-        trained.restore(rollout, root, step)
+        trained.restore(rollout, checkpoint)
     if question and c.SAMPLES == 1 and not c.COMPARE:
         rows[0]["after"] = [""]
         for piece in rollout.stream(rows[0]["prompts"], how):

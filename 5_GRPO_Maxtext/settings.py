@@ -40,6 +40,8 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 HERE = Path(__file__).resolve().parent  # folder 5
 NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENOSPC}
+# Ctrl-C; a scheduler's; a closed terminal or a lost ssh connection
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SMALL_HIDDEN_SIZE = 1024  # a model below it takes the laptop column
 
 # Types of constants that have a range.
@@ -60,6 +62,14 @@ class UserError(Exception):
 
 class Stopped(KeyboardInterrupt):
     """Ctrl-C during a run; its argument is the RUN_DIR to continue from."""
+
+
+def expand_home(value: Any) -> Any:
+    """`value`; in a text, ~ at the start of a path, or of one after a comma, is the home folder.
+
+    bash does that with NAME=~/path, but zsh, dash, quotes and notebooks don't.
+    """
+    return ",".join(map(os.path.expanduser, value.split(","))) if isinstance(value, str) else value
 
 
 # %% Columns ---------------------------------------------------------------------------------------
@@ -95,11 +105,11 @@ def config_path(model: str) -> Path | None:
 
 def is_small(model: str) -> bool:
     """Whether MODEL takes the laptop column."""
-    try:
-        return int(json.loads(config_path(model).read_text())["hidden_size"]) < SMALL_HIDDEN_SIZE
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        # missing or unreadable: `start.open_run` gets it, and reads the constants again
-        return False
+    # missing or unreadable: `start.open_run` gets it, and reads the constants again
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        path = config_path(model)
+        return path is not None and json.loads(path.read_bytes())["hidden_size"] < SMALL_HIDDEN_SIZE
+    return False
 
 
 def defaults(kind: type, column: str) -> dict[str, Any]:
@@ -137,13 +147,13 @@ def read[Constants](
             raise UserError(f"{argument!r}: {remedy}")
         texts[name] = text
     given = {name: value for name, value in (saved or {}).items() if name in values} | texts
-    if not is_small(given.get("MODEL") or values.get("MODEL", "")):
+    if not is_small(expand_home(given.get("MODEL") or values.get("MODEL", ""))):
         machine = machines.parse_machine(given.get("MACHINE", "")) or machine
         changed = machines.machine_defaults(machine, given).items()
         values = defaults(kind, "tpu") | {
             name: value for name, (value, _) in changed if name in values
         }
-    values |= given
+    values = {name: expand_home(value) for name, value in (values | given).items()}
     try:
         return pydantic.TypeAdapter(kind).validate_python(values)
     except pydantic.ValidationError as error:
@@ -181,11 +191,17 @@ def write_whole(path: Path, text: str) -> None:
     partial.rename(path)
 
 
+def heeded(numbers: Sequence[int]) -> list[int]:
+    """Those of the signals that this process doesn't ignore, as it does SIGHUP under nohup."""
+    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+
+
 def run(main: Callable[[list[str]], Any]) -> None:
-    """Calls `main` after all imports; exits as `exit_on_error` does, also on SIGTERM."""
+    """Calls `main` after all imports; exits as `exit_on_error` does, also on STOP_SIGNALS."""
     gc.freeze()  # collections needn't traverse what the imports created
     gc.enable()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's Ctrl-C
+    for number in heeded(STOP_SIGNALS):
+        signal.signal(number, signal.default_int_handler)
     exit_on_error(main)
 
 

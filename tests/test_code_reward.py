@@ -121,6 +121,54 @@ def test_the_numbers_of_the_refused_calls_are_the_kernels():
             assert not wrong
 
 
+# Each could take space on the host's disk that no limit of ours counts. They say EPERM, 1, before
+# they look whether the file system knows them: it's the same on any.
+DISK_CALLS = """
+import ctypes, errno, fcntl, os, socket
+C = ctypes.CDLL(None, use_errno=True)
+long, text = ctypes.c_long, ctypes.c_char_p
+said = {}
+def tried(name, result):
+    said[name] = errno.errorcode[ctypes.get_errno()] if result == -1 else "done"
+for mode in (0, 1, 16, 32):  # plain, KEEP_SIZE, ZERO_RANGE, INSERT_RANGE
+    tried(f"fallocate {mode}", C.fallocate(1, mode, long(0), long(1 << 30)))
+tried("fsetxattr", C.fsetxattr(1, text(b"user.x"), text(b"y" * 60000), long(60000), 0))
+tried("setxattr", C.setxattr(text(b"/.answer"), text(b"user.x"), text(b"y"), long(1), 0))
+tried("lsetxattr", C.lsetxattr(text(b"/.answer"), text(b"user.x"), text(b"y"), long(1), 0))
+for name, number in {
+    "RESVSP": 0x40305828, "RESVSP64": 0x4030582A, "ZERO_RANGE": 0x40305839, "FICLONE": 0x40049409,
+    "FICLONERANGE": 0x4020940D, "FIDEDUPERANGE": 0xC0189436, "SETFLAGS": 0x40086602,
+    "FSSETXATTR": 0x401C5820, "EXT4_MOVE_EXT": 0xC028660F, "TIOCSTI": 0x5412,
+}.items():
+    tried(name, C.ioctl(1, ctypes.c_ulong(number), ctypes.create_string_buffer(64)))
+    tried(f"{name} and high bits", C.ioctl(1, ctypes.c_ulong(number | 1 << 32),
+          ctypes.create_string_buffer(64)))
+# what Python's own library asks of ioctl goes on working
+a, b = socket.socketpair()
+a.setblocking(False)
+os.set_inheritable(a.fileno(), True)
+os.set_inheritable(a.fileno(), False)
+b.send(b"four")
+waiting = bytearray(4)
+fcntl.ioctl(a, 0x541B, waiting)
+assert int.from_bytes(waiting, "little") == 4 and not os.isatty(1)
+try:
+    os.get_terminal_size(1)
+except OSError as error:
+    assert error.errno == errno.ENOTTY
+print(sorted({name for name, what in said.items() if what != "EPERM"}), len(said),
+      os.fstat(1).st_blocks * 512)
+"""
+
+
+@every_kind
+def test_no_call_takes_space_on_the_hosts_disk_beyond_the_limit(kind):
+    """RLIMIT_FSIZE doesn't count what fallocate reserves beyond the end of the output's file."""
+    with box.started(DISK_CALLS, kind) as running:
+        printed, _ = box.output(*running)
+    assert printed == "[] 27 0\n"
+
+
 HONEST = tomllib.loads(Path(__file__).with_name("honest_programs.toml").read_text()) | {
     "much input": {
         "program": "import sys\nprint(sum(map(int, sys.stdin)))",

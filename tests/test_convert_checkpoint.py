@@ -1,5 +1,6 @@
 """Hugging Face -> MaxText -> Hugging Face: the same bits; MaxText loads what is between."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -18,7 +19,7 @@ from test_load_llama import load, logits_of, tolerance
 import grpo_llama3_1_8b_demo as demo
 import settings
 from model import llama
-from run import checkpoints
+from run import checkpoints, run_folder
 from settings import HERE, UserError
 from tools import convert_checkpoint as convert
 
@@ -162,6 +163,48 @@ def test_what_a_run_trained_becomes_a_model():
         text = "Tom has 2 apples"
         assert llama.load_tokenizer(target).encode(text) == tokenizer.encode(text)
         assert f"after step {step} of 100" in (target / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "written"),
+    [(None, "bfloat16"), ("auto", "bfloat16"), ("gone", "bfloat16"), ("float32", "float32")],
+)
+def test_without_a_dtype_in_config_json_the_weights_keep_theirs(maxtext, dtype, written):
+    model = in_bfloat16(LLAMA8B_LAYOUT)
+    config = json.loads((model / "config.json").read_text())
+    config = {k: v for k, v in config.items() if k != "dtype"}
+    config |= {} if dtype == "gone" else {"dtype": dtype}
+    (model / "config.json").write_text(json.dumps(config))
+    convert.main([f"SOURCE={maxtext}", f"MODEL={model}", "TARGET=hf"])
+    assert {str(weight.dtype) for weight in load_weights("hf").values()} == {written}
+    assert json.loads(Path("hf/config.json").read_text())["dtype"] == written
+
+
+def test_everything_but_weights_goes_along_and_counts(maxtext):
+    """Downloads, exports and a run's identity have one idea of what belongs to a model."""
+    model = in_bfloat16(LLAMA8B_LAYOUT)
+    own = [
+        "merges.txt",
+        "vocab.txt",
+        "tokenizer.model",
+        "qwen.tiktoken",
+        "LICENSE",
+        "USE_POLICY.md",
+    ]
+    own += ["additional_chat_templates/tool_use.jinja"]
+    others = ["model.gguf", "pytorch_model.bin", "optimizer.pt", "original/consolidated.00.pth"]
+    others += ["README.md", ".DS_Store", "checkpoint-5/trainer_state.json"]
+    for name in [*own, *others]:
+        (model / name).parent.mkdir(exist_ok=True)
+        (model / name).write_text(name)
+    convert.main([f"SOURCE={maxtext}", f"MODEL={model}", "TARGET=hf"])
+    files = {str(p.relative_to("hf")) for p in Path("hf").rglob("*") if p.is_file()}
+    assert files == {*own, "config.json", "model.safetensors", "logits.npz"}
+    for name, counts in [*((name, True) for name in own), *((name, False) for name in others)]:
+        before = run_folder.model_digest(str(model))
+        (model / name).write_text("another")
+        assert (run_folder.model_digest(str(model)) != before) == counts, name
+    assert len(before) != len(hashlib.blake2b().hexdigest()) != 64  # of older runs: not compared
 
 
 FAULTS = {

@@ -138,6 +138,126 @@ def test_a_damaged_checkpoint_is_named_and_never_passed_over(toy, name):
         newest(toy)
 
 
+def flip(path, place):
+    """Changes one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[place // 8] ^= 1 << place % 8
+    path.write_bytes(content)
+
+
+def test_no_flipped_bit_becomes_another_number(toy):
+    """Each is refused, or changes nothing that's read."""
+    rng, refused = np.random.default_rng(0), 0
+    right = newest(toy)
+    files = [path for path in (toy / "2").rglob("*") if path.is_file() and path.stat().st_size]
+    for _ in range(3):
+        for path in files:
+            place = int(rng.integers(8 * path.stat().st_size))
+            flip(path, place)
+            try:
+                jax.tree.map(np.testing.assert_array_equal, newest(toy)[:2], right[:2])
+                assert newest(toy)[2] == right[2]
+            except UserError as error:
+                assert "checkpoint 2 in " in str(error) and "\n" not in str(error)
+                refused += 1
+            flip(path, place)
+    assert refused >= 3
+
+
+def change_loop(step, change):
+    """Rewrites the JSON of a checkpoint."""
+    path = step / "loop" / "metadata"
+    loop = json.loads(path.read_text())
+    change(loop)
+    path.write_text(json.dumps(loop))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda loop: loop.update(beta=2.5), "its loop isn't what was saved"),
+        (lambda loop: loop["proof"].update(step=1), "it's of step 1"),
+        (lambda loop: loop.update(proof=7), "its proof isn't an object"),
+        (lambda loop: loop["proof"]["weights"].update(table=["float32", 1]), "weights/table"),
+    ],
+)
+def test_what_a_checkpoint_says_of_itself_is_checked(toy, change, words):
+    change_loop(toy / "2", change)
+    with pytest.raises(UserError, match=rf"is damaged \(.*{words}.*move it away to go on from 1$"):
+        newest(toy)
+
+
+def test_a_checkpoint_of_another_run_or_step_is_refused(tmp_path):
+    c, root = settings.read(demo.Constants, []), tmp_path / "checkpoints"
+    with checkpoints.open_manager(str(root)) as manager:
+        checkpoints.save(manager, 1, *six_numbers(1), {"beta": 1.0}, c, "this")
+    (root / "1").rename(root / "3")
+    with (
+        checkpoints.open_manager(str(root)) as manager,
+        pytest.raises(UserError, match="it's of step 1"),
+    ):
+        checkpoints.restore(manager, 3, *six_numbers(0), "this")
+    (root / "3").rename(root / "1")
+    with checkpoints.open_manager(str(root)) as manager:
+        with pytest.raises(UserError, match="it's of another run, this, and this one is that"):
+            checkpoints.restore(manager, 1, *six_numbers(0), "that")
+        for known in ("this", ""):
+            assert checkpoints.restore(manager, 1, *six_numbers(0), known)[2] == {"beta": 1.0}
+
+
+def test_checkpoints_of_older_versions_are_read_but_for_a_nan(toy):
+    for step in ("1", "2"):
+        change_loop(toy / step, lambda loop: loop.pop("proof"))
+    assert newest(toy)[2] == {"beta": 2.0, "ahead": None}
+    weights, moments = six_numbers(3)
+    trees = {"weights": weights, "moments": jax.tree.leaves(moments)}
+    trees["weights"]["table"] = trees["weights"]["table"].at[1, 1].set(np.nan)
+    items = {part: ocp.args.StandardSave(tree) for part, tree in trees.items()}
+    items["loop"] = ocp.args.JsonSave({"beta": 3.0})
+    with ocp.CheckpointManager(str(toy)) as manager:
+        manager.save(3, args=ocp.args.Composite(**items))
+    with pytest.raises(UserError, match="weights/table has a NaN or an infinity"):
+        newest(toy)
+
+
+def mixed(bits, place):
+    """github.com/aappleby/smhasher, fmix32, in Python's own numbers."""
+    x = bits ^ place * 0x9E3779B1 % 2**32
+    x = (x ^ x >> 16) * 0x85EBCA6B % 2**32
+    x = (x ^ x >> 13) * 0xC2B2AE35 % 2**32
+    return x ^ x >> 16
+
+
+def test_the_digest_is_the_formula():
+    rng = np.random.default_rng(0)
+    for shape in ((), (7,), (3, 5), (2, 3, 4)):
+        for dtype in (np.float32, jnp.bfloat16, np.int32, bool):
+            x = np.asarray(100 * rng.standard_normal(shape)).astype(dtype)
+            kinds = {4: np.uint32, 2: np.uint16, 1: np.uint8}
+            bits = np.ravel(x).view(kinds[x.dtype.itemsize])
+            wanted = sum(mixed(int(bit), i) for i, bit in enumerate(bits)) % 2**32
+            assert int(checkpoints.examine(x)[0]) == wanted
+
+
+def test_any_changed_bit_and_any_two_change_the_digest():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(64).astype(np.float32)
+    right = int(checkpoints.examine(jnp.array(x))[0])
+    pairs = [(i, i) for i in range(64 * 32)] + [(i, i + 32) for i in range(63 * 32)]  # two signs
+    for places in pairs:
+        changed = x.copy()
+        for place in set(places):
+            changed.view(np.uint32)[place // 32] ^= np.uint32(1 << place % 32)
+        assert int(checkpoints.examine(jnp.array(changed))[0]) != right, places
+
+
+def test_a_damaged_checkpoint_is_not_exported(toy):
+    assert convert.from_orbax(toy / "2" / "weights")
+    change_loop(toy / "2", lambda loop: loop["proof"]["weights"].update(table=["float32", 1]))
+    with pytest.raises(UserError, match=r"^SOURCE: .*2/weights is damaged \(weights/table"):
+        convert.from_orbax(toy / "2" / "weights")
+
+
 @pytest.mark.parametrize(
     "error", [MemoryError(), jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: memory")]
 )

@@ -129,3 +129,24 @@ def test_a_file_that_was_cut_short_or_is_none_is_one_line(share):
     ):
         with pytest.raises(UserError, match=words):
             convert.main([f"SOURCE={name}", "TARGET=hf"])
+
+
+def test_a_weight_that_is_not_a_number_is_named(monkeypatch):
+    dequantize = gguf.dequantize
+    monkeypatch.setattr(gguf, "dequantize", lambda *a: dequantize(*a) * np.float32("nan"))
+    with pytest.raises(UserError, match=r"^SOURCE=model.gguf: weight model.embed[^\n]* NaN"):
+        convert.main([f"SOURCE={make_gguf(MODEL)}", "TARGET=hf"])
+    assert [path.name for path in Path().iterdir()] == ["model.gguf"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"llama.attention.layer_norm_rms_epsilon": float("nan")},
+        {"llama.rope.freq_base": float("inf")},
+        {"llama.context_length": 0},
+    ],
+)
+def test_a_header_with_odd_numbers_is_one_line(changes):
+    with pytest.raises(UserError, match=r"^SOURCE=model.gguf: its header: [^\n]*must"):
+        convert.main([f"SOURCE={make_gguf(MODEL, **changes)}", "TARGET=hf"])

@@ -54,20 +54,27 @@ def test_the_command_line_answers_with_one_line_and_before_the_imports(argument,
 
 
 @pytest.mark.parametrize(
-    ("where", "number"), [("checked_grader", signal.SIGTERM), ("make_prompts", signal.SIGINT)]
+    ("where", "number"),
+    [
+        ("checked_grader", signal.SIGTERM),
+        ("checked_grader", signal.SIGHUP),
+        ("make_prompts", signal.SIGINT),
+    ],
 )
 def test_an_early_ctrl_c_or_a_schedulers_signal(monkeypatch, capsys, where, number):
     """Before the folder of the run is made, and after: then it is named, though RUN_DIR was not
     given.
     """
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in settings.STOP_SIGNALS}
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the suite may run under nohup
     monkeypatch.setattr(start_of_run, where, lambda *arguments, **more: signal.raise_signal(number))
     monkeypatch.setattr(
         sys, "argv", ["my scripts/grpo.py", "TEMPLATE={question} {{now}}", "RUN_DIR="]
     )
     with pytest.raises(SystemExit) as done:
         settings.run(demo.main)
-    signal.signal(signal.SIGTERM, before)
+    for each, handler in before.items():
+        signal.signal(each, handler)
     assert done.value.code == 130
     err = capsys.readouterr().err
     folders = list(Path("runs/grpo_llama3_1_8b_demo").glob("*"))

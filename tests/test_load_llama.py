@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+import settings
 from model import llama
 from settings import UserError
 
@@ -155,3 +156,117 @@ def test_another_architecture_is_refused_in_one_line(tmp_path, name, change, mes
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=message):
         llama.fetch_model(str(folder))
+
+
+ODD = [None, True, "96", [96], {}, 0, -1, 1.5, 1e999, float("nan"), 10**9, 10**30]
+LLAMA3 = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, rope_theta=5e5)
+LLAMA3 |= dict(original_max_position_embeddings=8192, rope_type="llama3")
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+ODD_FIELDS = {
+    **dict.fromkeys((*SIZES, "vocab_size"), ODD),
+    "head_dim": [*ODD[1:], 23],
+    "num_key_value_heads": [*ODD, 3],
+    "max_position_embeddings": ODD[:-2],
+    "rms_norm_eps": [None, True, "1e-5", 0, 1, -1e-5, float("nan"), 1e999],
+    "tie_word_embeddings": [None, "false", 1, []],
+    "attention_bias": ["yes", 1],
+    "hidden_act": [None, ["silu"], "gelu"],
+    "model_type": [None, 1, "", "Llama", ["llama"]],
+    "dtype": [32, ["float32"]],
+    "eos_token_id": ["2", [2, "3"], {}, 2.5, True],
+    "quantization_config": [{"quant_method": "fp8"}],
+    "rope_theta": [None, "1e4", 10000.5, 0, float("nan"), 1e12],
+    "rope_parameters": [
+        [],
+        "llama3",
+        {"rope_type": "llama3"},
+        LLAMA3 | {"low_freq_factor": 4.0},  # a division by zero
+        *(LLAMA3 | {name: odd} for name in LLAMA3 for odd in (None, -1, float("nan"), True, [])),
+    ],
+}
+
+
+@pytest.mark.parametrize("field", ODD_FIELDS)
+def test_an_odd_value_in_config_json_is_one_line_that_names_it(tmp_path, field):
+    folder = shutil.copytree(llama.find_path("tiny_llama"), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    for odd in ODD_FIELDS[field]:
+        (folder / "config.json").write_text(json.dumps(config | {field: odd}))
+        part = field.partition("rope_")[1] or field  # a part of it is named
+        with pytest.raises(UserError, match=rf"^MODEL=[^\n]*({part}|llama3|weight)[^\n]*$"):
+            llama.fetch_model(str(folder))
+
+
+def test_a_config_json_of_another_size_is_refused_by_its_weights(tmp_path):
+    """Each would be another model, or an error far away from its cause."""
+    folder = shutil.copytree(llama.find_path("tiny_llama"), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    for change in (
+        {"hidden_size": 192},
+        {"intermediate_size": 128},
+        {"num_hidden_layers": 2},
+        {"num_hidden_layers": 4},
+        {"num_attention_heads": 8},
+        {"num_attention_heads": 8, "head_dim": 12},  # as many numbers, in other heads
+        {"num_key_value_heads": 1},
+        {"vocab_size": 77},
+        {"model_type": "qwen3", "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    ):
+        (folder / "config.json").write_text(json.dumps(config | change))
+        with pytest.raises(UserError, match=r"^MODEL=[^\n]* weight [^\n]*config.json[^\n]*$"):
+            llama.fetch_model(str(folder))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"{", b"[]", b"7", b"null", b"\xff\xfe", b"[" * 100_000, '{"é": 1}'.encode("latin1")],
+)
+def test_a_file_that_is_no_json_object_is_one_line(tmp_path, text):
+    folder = shutil.copytree(llama.find_path("tiny_llama"), tmp_path / "model")
+    (folder / "generation_config.json").write_bytes(text)
+    with pytest.raises(UserError, match=r"^MODEL=[^\n]*generation_config.json[^\n]*again$"):
+        llama.load_tokenizer(folder)
+    (folder / "config.json").write_bytes(text)
+    assert settings.is_small(str(folder)) is False
+    with pytest.raises(UserError, match=r"^MODEL=[^\n]*config.json[^\n]*again$"):
+        llama.fetch_model(str(folder))
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+def test_a_weight_that_is_not_finite_is_named(tmp_path, bad):
+    folder = shutil.copytree(GOLDEN / "grouped_kv_heads", tmp_path / "model")
+    weights = safetensors.numpy.load_file(folder / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][3, 5] = bad
+    safetensors.numpy.save_file(weights, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"weight .*layers_1.*wi_1.*NaN or an infinity"):
+        load(folder)
+
+
+def test_quantized_weights_are_refused(tmp_path):
+    folder = shutil.copytree(GOLDEN / "grouped_kv_heads", tmp_path / "model")
+    weights = safetensors.numpy.load_file(folder / "model.safetensors")
+    weights = {name: weight.astype(np.int8) for name, weight in weights.items()}
+    safetensors.numpy.save_file(weights, folder / "model.safetensors")
+    with pytest.raises(UserError, match="stored as I8; quantized weights are not supported"):
+        llama.fetch_model(str(folder))
+
+
+def test_positions_that_the_model_does_not_know_are_refused_in_a_run_and_in_inference(
+    tmp_path, monkeypatch
+):
+    import grpo_llama3_1_8b_demo as demo
+    import inference
+
+    monkeypatch.chdir(tmp_path)
+    folder = shutil.copytree(llama.find_path("tiny_llama"), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 55}
+    (folder / "config.json").write_text(json.dumps(config))
+    words = r"^MAX_PROMPT_LENGTH=28: .*=28 that's 56 positions.* knows 55 .*; lower one of the two$"
+    for arguments in (["DRY_RUN=True"], ["RUN_DIR=run"]):
+        with pytest.raises(UserError, match=words):
+            demo.main(["MODEL=model", *arguments])
+    with pytest.raises(UserError, match=words):
+        inference.main(["MODEL=model", "CHECKPOINT=base", "Tom has 2 apples"])
+    assert not Path("run").exists()
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 56}))
+    demo.main(["MODEL=model", "DRY_RUN=True"])

@@ -293,6 +293,102 @@ def test_a_second_ctrl_c_stops_at_once(folder):
     assert done == [0]
 
 
+@each_script
+def test_a_path_from_the_home_folder_is_written_out(name, monkeypatch):
+    """No shell is between us and it, as with zsh, a notebook or a job's file."""
+    monkeypatch.setenv("HOME", "/somewhere")
+    script = script_of(name)
+    texts = [n for n, field in script.Constants.__dataclass_fields__.items() if field.type is str]
+    for constant in texts:
+        for given, meant in (
+            ("~/a/b~", "/somewhere/a/b~"),
+            ("~root/a", f"{Path('~root').expanduser()}/a"),
+            ("a/~/b", "a/~/b"),
+        ):
+            c = script.settings.read(script.Constants, [f"{constant}={given}"])
+            assert getattr(c, constant) == meant
+    assert "~" not in "".join(str(vars(script.settings.read(script.Constants, []))))
+
+
+def test_lists_of_paths_from_the_home_folder_are_written_out_and_a_prompt_is_left(monkeypatch):
+    import grpo_llama3_1_8b_demo as demo
+
+    monkeypatch.setenv("HOME", "/somewhere")
+    given = {
+        "DATASET": ("~/a.jsonl:2,~/b.jsonl:1,c", "/somewhere/a.jsonl:2,/somewhere/b.jsonl:1,c"),
+        "RUN_DIR": ("~", "/somewhere"),
+        "CHECKPOINT_DIR": ("gs://bucket/~", "gs://bucket/~"),
+        "MODEL": ("~/model", "/somewhere/model"),
+        "SYSTEM_PROMPT": ("~5 steps, then ~ the answer: a~b/c", None),
+    }
+    c = settings.read(demo.Constants, [f"{name}={text}" for name, (text, _) in given.items()])
+    assert {name: getattr(c, name) for name in given} == {
+        name: meant or text for name, (text, meant) in given.items()
+    }
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("folder", FOLDERS[1:])
+def test_a_scheduler_and_a_closed_terminal_stop_a_script_as_ctrl_c_does(folder, number):
+    runs, done = load(folder, "runs"), []
+    before = signal.signal(number, signal.SIG_IGN)  # as nohup does
+    try:
+        for ignored in (True, False):
+            for i in runs.until_ctrl_c(range(3)):
+                signal.raise_signal(number)
+                done.append(i)
+            assert done == ([0, 1, 2] if ignored else [0, 1, 2, 0])
+            signal.signal(number, signal.SIG_DFL)
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [
+        "import runs; items = runs.until_ctrl_c(range(9))",
+        "from run import process; stop = process.stop_after_step()\n"
+        "def steps():\n    with stop as event:\n        for i in range(9):\n"
+        "            yield i\n            if event.is_set(): return\nitems = steps()",
+    ],
+    ids=["3_Pendulum", "5_GRPO_Maxtext"],
+)
+def test_a_closed_terminal_ends_a_script_that_prints_without_losing_what_it_has(setup, tmp_path):
+    """A real terminal: when it's gone, every print to it fails."""
+    folder = ROOT / ("5_GRPO_Maxtext" if "process" in setup else "3_Pendulum")
+    program = f"""import pathlib, signal, time
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the suite itself may run under nohup
+{setup}
+for i in items:
+    print("step", i, flush=True)
+    deadline = time.monotonic() + 60
+    while i == 1 and time.monotonic() < deadline and not pathlib.Path("closed").exists():
+        time.sleep(0.01)
+print("it prints on", flush=True)
+pathlib.Path("kept").write_text(str(i))
+"""
+    ours, terminal = os.openpty()
+    command = [sys.executable, "-c", program]
+    child = subprocess.Popen(
+        # a session of its own, whose terminal this is
+        ["setsid", "--ctty", "--wait", *command],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(folder)},
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+    )
+    os.close(terminal)
+    said = b""
+    while b"step 1" not in said:
+        said += os.read(ours, 1000)
+    os.close(ours)
+    (tmp_path / "closed").touch()
+    child.wait(timeout=100)
+    assert (tmp_path / "kept").read_text() == "1"
+
+
 @pytest.mark.parametrize(
     "run", [*(load(folder, "settings").run for folder in FOLDERS), settings.run]
 )

@@ -28,7 +28,7 @@ from maxtext.layers.embeddings import LLaMARotaryEmbedding
 from maxtext.utils import globals as maxtext_globals
 from maxtext.utils import maxtext_utils, model_creation_utils
 
-from model import faster_on_cpu
+from model import config_json, faster_on_cpu
 from model.versions import first_line
 from settings import UserError, find_path
 
@@ -39,6 +39,11 @@ ARCHITECTURES = {
 }
 # mesh axes that MaxText splits a batch over
 BATCH_AXES = ["data", "fsdp", "fsdp_transpose", "expert"]
+# Of a model's files, those that may hold weights; the others, such as the tokenizer's merges.txt,
+# belong to it, whatever their names. WEIGHTS are in the one format that we read.
+WEIGHTS = "*.safetensors*"
+OTHER_WEIGHTS = ("*.bin*", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx*", "*.ot")
+OTHER_WEIGHTS += ("original/*", "onnx/*", "openvino/*", "coreml/*", "gguf/*")
 # pad-only tokens of Llama 3.1 and Qwen3
 SPARE_TOKENS = ("<|finetune_right_pad_id|>", "<|fim_pad|>")
 
@@ -53,26 +58,41 @@ def fetch_model(model: str, weights: bool = True) -> tuple[Path, transformers.Pr
     """
     folder = find_path(model)
     if not folder.is_dir():
-        # the last two: an export names the licence
-        patterns = ["*.json", "*.jinja", "README.md", "LICENSE*"]
-        folder = from_hub(model, patterns + ["*.safetensors"] * weights)
+        folder = from_hub(model, [*OTHER_WEIGHTS, *[WEIGHTS] * (not weights)])
     if not (folder / "config.json").is_file():
         raise UserError(
             f"MODEL={model}: {folder} has no config.json; give a Hugging Face model folder"
         )
-    if weights:
-        weight_files(folder)
+    config = config_json.read_checked(folder / "config.json", config_json.AnyConfigJson, model)
+    if config.model_type not in ARCHITECTURES:
+        known = " or ".join(ARCHITECTURES)
+        raise UserError(
+            f"MODEL={model}: model_type={config.model_type} is not supported; {known} is"
+        )
+    config_json.read_checked(folder / "config.json", config_json.ConfigJson, model)
     try:
         hf = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-    ) as error:  # an unknown model_type, own code, no JSON object
+    except Exception as error:  # transformers' checks share no type
         fault = f"its config.json is not understood ({first_line(error)})"
-        raise UserError(f"MODEL={model}: {fault}; {' or '.join(ARCHITECTURES)} is") from None
+        raise UserError(f"MODEL={model}: {fault}; correct it, or fetch it again") from None
     refuse_unsupported(model, hf)
+    if weights:
+        config_json.refuse_misfit(model, hf, config_json.stored_weights(weight_files(folder)))
     return folder, hf
+
+
+def side_files(folder: Path) -> list[Path]:
+    """A model's files that hold no weights, but for its README: config, tokenizer, chat templates,
+    licence.
+    """
+    files = [*folder.iterdir(), *folder.glob("additional_chat_templates/*")]
+    return sorted(
+        path
+        for path in files
+        if path.is_file()
+        and not path.name.startswith((".", "README"))
+        and not any(path.match(pattern) for pattern in (WEIGHTS, *OTHER_WEIGHTS))
+    )
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -104,18 +124,16 @@ def weight_files(folder: Path) -> list[Path]:
 
 def stored_parameters(folder: Path) -> int:
     """Number of parameters in a model's files, from their headers: nothing is loaded."""
-    count = 0
-    for path in weight_files(folder):
-        with safetensors.safe_open(path, "np") as file:
-            names = file.keys()
-            count += sum(math.prod(file.get_slice(name).get_shape()) for name in names)
-    return count
+    stored = config_json.stored_weights(weight_files(folder)).values()
+    return sum(math.prod(shape) for shape, _ in stored)
 
 
-def from_hub(model: str, patterns: list[str]) -> Path:
-    """The folder in the hub's cache with those files of MODEL; downloads missing ones."""
+def from_hub(model: str, without: list[str]) -> Path:
+    """The folder in the hub's cache with the files of MODEL, but `without` those of these patterns;
+    downloads missing ones.
+    """
     name, _, revision = model.partition("@")
-    what, faults = dict(revision=revision or None, allow_patterns=patterns), []
+    what, faults = dict(revision=revision or None, ignore_patterns=without), []
     # A commit is looked up on the hub even if a cache of older versions of huggingface_hub has it.
     for only_local in (False, True):
         try:
@@ -141,7 +159,6 @@ def pinned(model: str, folder: Path) -> str:
 def refuse_unsupported(model: str, hf: transformers.PretrainedConfig) -> None:
     """Raises UserError if MaxText's layers differ from those of `hf`; `model` is MODEL."""
     supported = dict(
-        model_type=tuple(ARCHITECTURES),
         attention_bias=(False,),
         mlp_bias=(False,),
         use_sliding_window=(False,),
@@ -158,6 +175,17 @@ def refuse_unsupported(model: str, hf: transformers.PretrainedConfig) -> None:
             raise UserError(f"MODEL={model}: {name}={value} is not supported; {known} is")
 
 
+def check_length(c, hf: transformers.PretrainedConfig) -> None:
+    """Raises UserError if prompt and answer take positions that the model was never trained on."""
+    tokens, most = c.MAX_PROMPT_LENGTH + c.TOTAL_GENERATION_STEPS, hf.max_position_embeddings
+    if tokens > most:
+        fault = (
+            f"with TOTAL_GENERATION_STEPS={c.TOTAL_GENERATION_STEPS} that's {tokens:,} positions, "
+            f"and MODEL={c.MODEL} knows {most:,} (max_position_embeddings in its config.json)"
+        )
+        raise UserError(f"MAX_PROMPT_LENGTH={c.MAX_PROMPT_LENGTH}: {fault}; lower one of the two")
+
+
 def load_tokenizer(folder: Path):
     """The model's tokenizer with `eos_ids` and a padding token that isn't one of them.
 
@@ -169,12 +197,13 @@ def load_tokenizer(folder: Path):
     generation, fault = folder / "generation_config.json", ""
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        named = (
-            json.loads(generation.read_text()).get("eos_token_id") if generation.is_file() else []
-        )
-    except (OSError, ValueError, AttributeError) as error:
+    except Exception as error:  # transformers and tokenizers share no type
         fault = f"no tokenizer that can be read ({first_line(error)})"
         raise UserError(f"MODEL={folder}: {fault}; fetch damaged files again") from None
+    named = None
+    if generation.is_file():
+        kind = config_json.GenerationJson
+        named = config_json.read_checked(generation, kind, str(folder)).eos_token_id
     ids = {tokenizer.eos_token_id, *([named] if isinstance(named, int) else named or [])}
     vocabulary = tokenizer.get_vocab()
     token, number = max(vocabulary.items(), key=lambda item: item[1])
@@ -186,7 +215,11 @@ def load_tokenizer(folder: Path):
         fault = "its tokenizer has no pad token of its own; add one"
     elif tokenizer.chat_template is None:
         fault = "its tokenizer has no chat template; use an instruct model"
-    elif number >= (rows := json.loads((folder / "config.json").read_text())["vocab_size"]):
+    elif number >= (
+        rows := config_json.read_checked(
+            folder / "config.json", config_json.ConfigJson, str(folder)
+        ).vocab_size
+    ):
         fault = (
             f"its tokenizer has number {number} for {token!r}, and its config.json only "
             f"vocab_size={rows} embeddings; resize the model's, "
@@ -399,34 +432,38 @@ def load_llama(folder: Path, hf: transformers.PretrainedConfig, config, pad_id: 
         checkpoint = {}  # by Hugging Face name, sharded over all devices
         for file in weight_files(folder):
             checkpoint |= load_dynamic.load_sharded_hf_state(str(file))
-        wanted = {name for value in names.values() for name in np.atleast_1d(value)}
         if hf.tie_word_embeddings:
             checkpoint.pop("lm_head.weight", None)  # a duplicate of the embedding
-        if wanted != set(checkpoint):
-            odd = sorted(wanted ^ set(checkpoint))[0]
-            fault = "lacks" if odd in wanted else "has the unknown"
-            raise UserError(f"MODEL={folder}: {fault} weight {odd}; is config.json of this model?")
         shapes = nnx.to_pure_dict(params)
         loaded = load_dynamic.transform_hf_state_to_mt_state(
             checkpoint, shapes, names, layout_hooks, config
         )
 
-    def fit(path, wanted, loaded):
-        if wanted.shape != loaded.shape or isinstance(loaded, jax.ShapeDtypeStruct):  # not filled
-            raise UserError(
-                f"MODEL={folder}: weight {jax.tree_util.keystr(path)} is missing or misshapen"
-            )
+    def fit(wanted, loaded):
         return jax.device_put(loaded.astype(wanted.dtype), wanted.sharding)
 
-    nnx.replace_by_pure_dict(
-        params, jax.tree_util.tree_map_with_path(fit, shapes, loaded["params"])
-    )
+    fitted = jax.tree.map(fit, shapes, loaded["params"])
+    if not all_finite(fitted):
+        bad = [
+            jax.tree_util.keystr(path)
+            for path, weight in jax.tree.leaves_with_path(fitted)
+            if not all_finite(weight)
+        ]
+        fault = f"weight {bad[0]} has a NaN or an infinity"
+        raise UserError(f"MODEL={folder}: {fault}; fetch the weights again")
+    nnx.replace_by_pure_dict(params, fitted)
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     # Jitted, because `device_put` can't place a key on the devices of several hosts.
     unused = jax.jit(lambda: jax.tree.map(unused_random_state, rest), out_shardings=everywhere)()
     adapter = TunixMaxTextAdapter(nnx.merge(graphdef, params, unused), pad_id=pad_id)
     adapter.config = None  # Tunix looks for it; MaxText's `from_pretrained` also sets None
     return adapter, mesh
+
+
+@jax.jit
+def all_finite(tree: Any) -> jax.Array:
+    """Whether no number in a tree of arrays is NaN or infinite: bool []."""
+    return jnp.array([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()
 
 
 def unused_random_state(abstract: jax.ShapeDtypeStruct) -> jax.Array:

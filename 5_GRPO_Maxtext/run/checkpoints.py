@@ -3,7 +3,8 @@
 CHECKPOINT_DIR/<name of RUN_DIR>/, or RUN_DIR/checkpoints/
     <step>/weights      the trained weights: all of them, or LoRA's A and B
     <step>/moments      the optimizer's state
-    <step>/loop         JSON: the weight of the KL, and answers sampled one step ahead
+    <step>/loop         JSON: the weight of the KL, answers sampled one step ahead, and `proof`:
+                        the run's id, the step, a digest of each array above
     run.json ...        in CHECKPOINT_DIR: the files of RUN_DIR as of the newest checkpoint
 
 Orbax writes while training continues. On a disk it writes under a temporary name until a checkpoint
@@ -13,8 +14,10 @@ stops and names it; it never skips one.
 """
 
 import copy
+import hashlib
 import importlib.util
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -131,13 +134,82 @@ def open_manager(root: str, max_to_keep: int | None = None) -> ocp.CheckpointMan
 
 
 @jax.jit
-def all_finite(tree: Any) -> jax.Array:
-    """Whether no number in a tree of arrays is NaN or infinite: bool []."""
-    return jnp.array([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()
+def examine(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A digest of an array, uint32 [], and whether all of it is finite, bool [].
+
+    The digest is the sum modulo 2^32 of the numbers' bits, each mixed with its place by the last
+    step of MurmurHash3. That's one-to-one, so one changed number always shows; of other damage one
+    in 2^32 doesn't. The array's own devices compute it; for any sharding the sum is the same.
+    """
+    index, stride = jnp.zeros(x.shape, jnp.uint32), 1
+    for axis in reversed(range(x.ndim)):
+        index += jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) * jnp.uint32(stride % 2**32)
+        stride *= x.shape[axis]
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        width = {2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
+        bits, finite = jax.lax.bitcast_convert_type(x, width), jnp.isfinite(x).all()
+    else:  # counters and flags
+        bits, finite = x, jnp.array(True)
+    mixed = bits.astype(jnp.uint32) ^ index * jnp.uint32(0x9E3779B1)
+    mixed = (mixed ^ mixed >> 16) * jnp.uint32(0x85EBCA6B)
+    mixed = (mixed ^ mixed >> 13) * jnp.uint32(0xC2B2AE35)
+    return (mixed ^ mixed >> 16).sum(dtype=jnp.uint32), finite
+
+
+def examine_all(tree: Any) -> tuple[dict[str, list], list[str]]:
+    """[dtype, digest] of each array by its name, which is the same in every kind of tree; and the
+    names of those that aren't finite.
+    """
+    leaves = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+        for path, leaf in jax.tree.leaves_with_path(tree)
+    }
+    found = jax.device_get({name: examine(leaf) for name, leaf in leaves.items()})
+    digests = {name: [str(leaves[name].dtype), int(digest)] for name, (digest, _) in found.items()}
+    return digests, [name for name, (_, finite) in found.items() if not finite]
+
+
+def digest_of(loop: dict[str, Any]) -> str:
+    """A digest of what JSON keeps of `loop`, without the proof in it."""
+    kept = json.loads(json.dumps({name: x for name, x in loop.items() if name != "proof"}))
+    return hashlib.blake2b(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def find_fault(trees: dict[str, Any], loop: dict[str, Any], step: int, run_id: str) -> str:
+    """What's wrong with what was read of checkpoint `step`: `trees` by the name of its parts; ""
+    if nothing is.
+
+    Checkpoints of older versions have no proof. An array that's read in another dtype isn't
+    compared.
+    """
+    found = {part: examine_all(tree) for part, tree in trees.items()}
+    proof = loop.get("proof", {})
+    if not isinstance(proof, dict):
+        return "its proof isn't an object"
+    if run_id and proof.get("run_id", run_id) != run_id:
+        return f"it's of another run, {proof['run_id']}, and this one is {run_id}"
+    if proof.get("step", step) != step:
+        return f"it's of step {proof['step']}"
+    if proof and proof.get("loop") != digest_of(loop):
+        return "its loop isn't what was saved"
+    for part, (digests, infinite) in found.items():
+        saved = proof.get(part, {})
+        for name, (dtype, digest) in digests.items():
+            if name in saved and saved[name][0] == dtype and saved[name][1] != digest:
+                return f"{part}/{name} isn't what was saved"
+        if infinite:
+            return f"{part}/{infinite[0]} has a NaN or an infinity, which is never saved"
+    return ""
 
 
 def save(
-    manager: ocp.CheckpointManager, step: int, params, opt_state, loop: dict[str, Any], c
+    manager: ocp.CheckpointManager,
+    step: int,
+    params,
+    opt_state,
+    loop: dict[str, Any],
+    c,
+    run_id: str = "",
 ) -> None:
     """Saves what a run needs to continue after `step` steps, unless that checkpoint already exists.
 
@@ -146,40 +218,52 @@ def save(
     """
     if manager.latest_step() == step:
         return
-    if not all_finite((params, opt_state)):
+    trees = {"weights": params, "moments": jax.tree.leaves(opt_state)}
+    found = {part: examine_all(tree) for part, tree in trees.items()}
+    if any(infinite for _, infinite in found.values()):
         raise UserError(
             f"the weights or their Adam moments after step {step} are not finite; no checkpoint "
             f"holds them. Lower LEARNING_RATE={c.LEARNING_RATE} or "
             f"MAX_GRAD_NORM={c.MAX_GRAD_NORM}, and start a new run"
         )
-    weights, moments = map(ocp.args.StandardSave, (params, jax.tree.leaves(opt_state)))
-    loop = ocp.args.JsonSave(copy.deepcopy(loop))  # written in a thread while the loop continues
-    manager.save(step, args=ocp.args.Composite(weights=weights, moments=moments, loop=loop))
+    proof = {"run_id": run_id, "step": step, "loop": digest_of(loop)}
+    proof |= {part: digests for part, (digests, _) in found.items()}
+    items = {part: ocp.args.StandardSave(tree) for part, tree in trees.items()}
+    # a copy: it's written in a thread while the loop continues
+    items["loop"] = ocp.args.JsonSave(copy.deepcopy(loop | {"proof": proof}))
+    manager.save(step, args=ocp.args.Composite(**items))
 
 
 def restore(
-    manager: ocp.CheckpointManager, step: int, params, opt_state=None
+    manager: ocp.CheckpointManager, step: int, params, opt_state=None, run_id: str = ""
 ) -> tuple[Any, Any, dict]:
     """Reads params, opt_state and `loop` of checkpoint `step`, with the arguments' shapes and
     shardings.
 
-    Without `opt_state` only the params are read. Raises UserError if it can't be read as this
-    model's.
+    Without `opt_state` only the params and `loop` are read. Raises UserError if it can't be read as
+    this model's, or isn't what the run `run_id` saved ("": any run).
     """
     like = jax.tree.map(ocp.utils.to_shape_dtype_struct, (params, jax.tree.leaves(opt_state)))
-    items = {"weights": ocp.args.StandardRestore(like[0])}
+    items = {"weights": ocp.args.StandardRestore(like[0]), "loop": ocp.args.JsonRestore()}
     if opt_state is not None:
-        items |= {"moments": ocp.args.StandardRestore(like[1]), "loop": ocp.args.JsonRestore()}
+        items["moments"] = ocp.args.StandardRestore(like[1])
     try:
         restored = manager.restore(step, args=ocp.args.Composite(**items))
+        loop = dict(restored["loop"])
+        trees = {part: restored[part] for part in items if part != "loop"}
+        fault = find_fault(trees, loop, step, run_id)
+        fault = fault and f"is damaged ({fault})"
     except (MemoryError, jax.errors.JaxRuntimeError):
         raise  # too little memory doesn't mean a damaged checkpoint
     except Exception as error:  # Orbax, tensorstore, json and the network share no error type
+        fault = f"cannot be read as this MODEL's ({first_line(error)})"
+    if fault:
         others = [str(other) for other in manager.all_steps() if other < step]
         remedy = f"move it away to go on from {others[-1]}" if others else "put a whole one back"
-        fault = f"checkpoint {step} in {manager.directory} cannot be read as this MODEL's"
-        raise UserError(f"{fault} ({first_line(error)}); try again, or {remedy}") from None
+        named = f"checkpoint {step} in {manager.directory}"
+        raise UserError(f"{named} {fault}; try again, or {remedy}")
+    loop.pop("proof", None)
     if opt_state is None:
-        return restored["weights"], None, {}
+        return restored["weights"], None, loop
     opt_state = jax.tree.unflatten(jax.tree.structure(opt_state), restored["moments"])
-    return restored["weights"], opt_state, restored["loop"]
+    return restored["weights"], opt_state, loop

@@ -33,6 +33,7 @@ def keep_compiled() -> None:
     if jax.process_count() > 1 and jax.default_backend() == "cpu":
         return jax.config.update("jax_enable_compilation_cache", False)
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(COMPILED)
+    folder = settings.expand_home(folder)
     try:
         if "://" not in folder:
             Path(folder).mkdir(parents=True, exist_ok=True)
@@ -48,15 +49,26 @@ def keep_compiled() -> None:
 
 @contextlib.contextmanager
 def stop_after_step() -> Iterator[threading.Event]:
-    """Yields an event that the first Ctrl-C (or SIGTERM) sets; the second interrupts at once."""
+    """Yields an event that the first of STOP_SIGNALS sets; the second interrupts at once.
+
+    A hangup is the end of the terminal, too, so what's printed after it goes nowhere.
+    """
     stop = threading.Event()
+    terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
     def on_signal(number, frame):
         stop.set()
+        for other in old:
+            signal.signal(other, signal.default_int_handler)
+        if number == signal.SIGHUP:  # printing to a terminal that's gone is an error
+            for descriptor in terminals:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
         tqdm.write("stopping after this step, then saving (once more: stop at once, unsaved)")
-        signal.signal(number, signal.default_int_handler)
 
-    old = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    old = {
+        number: signal.signal(number, on_signal)
+        for number in settings.heeded(settings.STOP_SIGNALS)
+    }
     try:
         yield stop
     finally:

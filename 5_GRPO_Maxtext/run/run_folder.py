@@ -61,6 +61,12 @@ class RunFolder:
             checkpoints.copy_files(self.logs, self.copy, again=True)
 
     @property
+    def run_id(self) -> str:
+        """Its number, which each of its checkpoints holds; on other hosts than the first ""."""
+        note = read_object(self.logs / "run.json") or {}
+        return note.get("run_id", "") if devices.is_first() else ""
+
+    @property
     def copy(self) -> epath.Path:
         """Where `keep` copies the files to, if there's a CHECKPOINT_DIR."""
         return epath.Path(self.checkpoints) / self.logs.relative_to(self.path)
@@ -292,20 +298,15 @@ def change_message(kept: Mapping[str, str], now: Mapping[str, str], c, where: st
 
 
 def model_digest(model: str) -> str:
-    """A hub model's commit; else the digest of a folder's weights, config and tokenizer.
+    """A hub model's commit; else the digest of a folder's weights and the files beside them.
 
-    blake2b's digest is longer than older runs' (sha256 of parts of a file), so `change_message`
-    skips these.
+    Older runs' are of fewer files, and of another length, so `change_message` skips these.
     """
     folder, _ = llama.fetch_model(model)
     if not find_path(model).is_dir():
         return folder.name
-    files = [
-        *llama.weight_files(folder),
-        *sorted(folder.glob("*.json")),
-        *sorted(folder.glob("*.jinja")),
-    ]
-    digest = hashlib.blake2b()
+    files = [*llama.weight_files(folder), *llama.side_files(folder)]
+    digest = hashlib.blake2b(digest_size=60)
     for path in files:
         with open(path, "rb") as file:
             digest.update(path.name.encode() + hashlib.file_digest(file, "blake2b").digest())

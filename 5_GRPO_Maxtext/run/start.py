@@ -127,6 +127,7 @@ def checked_grader(c, hf, tokenizer, course, data) -> run_grader.Grader:
     everything = [row for rows, _ in data.values() for row in rows]
     rewards = c.REWARDS or "episode_return" * bool(c.ENVIRONMENT)
     grader = run_grader.make_grader(rewards, c.REWARD_FUNC, course, everything)
+    llama.check_length(c, hf)
     if hf.vocab_size < c.TOP_K:
         fault = f"MODEL={c.MODEL} has {hf.vocab_size:,} tokens; use fewer, or -1 (off)"
         raise UserError(f"TOP_K={c.TOP_K}: {fault}")

@@ -53,6 +53,7 @@ def make_rollout(
     `restore` fills these. It decodes `answers` answers in all, at most BATCH_SIZE of them at once.
     """
     folder, hf = llama.fetch_model(c.MODEL)
+    llama.check_length(c, hf)
     devices = jax.device_count()
     config = llama.to_maxtext_config(
         # a multiple: each device gets as many
@@ -81,10 +82,12 @@ def make_rollout(
     )
 
 
-def restore(rollout: MaxTextRollout, root: str, step: int) -> None:
-    """Puts a checkpoint, from `place_of`, into the engine's model; raises UserError."""
+def restore(rollout: MaxTextRollout, checkpoint: Checkpoint) -> None:
+    """Puts a checkpoint into the engine's model; raises UserError."""
+    root, step = place_of(checkpoint)
     adapted = nnx.state(rollout.model(), nnx.LoRAParam)  # a run with LoRA saved A and B alone
     weights = nnx.to_pure_dict(adapted or nnx.state(rollout.model(), nnx.Param))
     with checkpoints.open_manager(root) as manager:
-        restored, _, _ = checkpoints.restore(manager, step, weights)
+        run_id = checkpoint.note.get("run_id", "")
+        restored, _, _ = checkpoints.restore(manager, step, weights, run_id=run_id)
     nnx.update(rollout.model(), restored)

@@ -198,7 +198,11 @@ class TrainingRun:
         self._params, self._opt_state = self.llm.params, self.llm.first_opt_state(optimizer)
         if self.first_step:
             self._params, self._opt_state, self.carried = checkpoints.restore(
-                self._manager, self.first_step, self._params, self._opt_state
+                self._manager,
+                self.first_step,
+                self._params,
+                self._opt_state,
+                self.folder.run_id,
             )
             self.beta = self.carried.pop("beta")
             self.llm.load(self._params)
@@ -210,7 +214,15 @@ class TrainingRun:
         loop["beta"] = self.beta
         # before the checkpoint: a log of more steps than it is cut, of fewer has a hole
         self.folder.keep()
-        checkpoints.save(self._manager, done, self._params, self._opt_state, loop, self.c)
+        checkpoints.save(
+            self._manager,
+            done,
+            self._params,
+            self._opt_state,
+            loop,
+            self.c,
+            self.folder.run_id,
+        )
 
     def steps(self, rollouts: Iterable[Any]) -> Iterator[Any]:
         """Yields the rollouts, one per step. Ctrl-C (or SIGTERM) ends them after the current step.

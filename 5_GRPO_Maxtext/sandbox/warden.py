@@ -39,15 +39,19 @@ def seccomp_filter() -> bytes:
     program += [(equal, 0, 1, _CLONE3), (answer, 0, 0, _ENOSYS)]
     for row in refused_calls():
         body, numbers, conditions = [], row[1:3], row[3:]
+        if_met, otherwise = _EPERM, _ALLOW if conditions else _EPERM
+        if conditions and "!" in conditions[0]:  # the conditions are what's allowed
+            if_met, otherwise = _ALLOW, _EPERM
         for condition in conditions:
-            argument, test, constant = condition.partition("=" if "=" in condition else "&")
+            test = next(sign for sign in "=&!" if sign in condition)
+            argument, _, constant = condition.partition(test)
             # 16: the low half of the first argument; the high half of argument 4 is 4.5
             body += [(load, 0, 0, 16 + int(8 * float(argument)))]
             body += [
-                (equal if test == "=" else any_bit, 0, 1, int(constant, 0)),
-                (answer, 0, 0, _EPERM),
+                (any_bit if test == "&" else equal, 0, 1, int(constant, 0)),
+                (answer, 0, 0, if_met),
             ]
-        body += [(answer, 0, 0, _ALLOW if conditions else _EPERM)]
+        body += [(answer, 0, 0, otherwise)]
         program += [(equal, 0, len(body), int(numbers[column])), *body]
     program += [(answer, 0, 0, _ALLOW)]
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)

@@ -24,6 +24,7 @@ MaxText's two converters (0.2.5) know only the sizes of its model table, and rou
 bfloat16.
 """
 
+import collections
 import itertools
 import json
 import math
@@ -80,8 +81,8 @@ from etils import epath
 from maxtext.checkpoint_conversion.to_maxtext import get_maxtext_model_info
 from maxtext.checkpoint_conversion.utils.utils import detect_and_extract_checkpoint
 
-from model import llama, lora, versions
-from run import run_files, trained
+from model import config_json, llama, lora, versions
+from run import checkpoints, run_files, trained
 from run.memory import refuse_full_disk
 from tools import model_card
 
@@ -93,6 +94,18 @@ def to_config(hf, dtype: str, scan_layers: bool = False):
     """The MaxText config of a model; we don't run it, so rows and lengths don't matter."""
     sizes = dict(rows=1, prompt_tokens=1, new_tokens=1)
     return llama.to_maxtext_config(hf, **sizes, weight_dtype=dtype, scan_layers=scan_layers)
+
+
+def dtype_of(folder: Path, hf) -> str:
+    """The dtype that config.json names, or else that of most of the weights, as in transformers."""
+    named = str(hf.dtype).removeprefix("torch.")
+    stored = config_json.stored_weights(llama.weight_files(folder)).values()
+    [(most, _)] = collections.Counter(dtype for _, dtype in stored).most_common(1)
+    found = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+    dtype = named if named in found.values() else found.get(most)
+    if dtype is None:
+        raise UserError(f"WEIGHT_DTYPE=: MODEL's weights are {most}; give WEIGHT_DTYPE=float32")
+    return dtype
 
 
 def check_disk(c: Constants, hf, config) -> dict[str, int]:
@@ -108,18 +121,29 @@ def check_disk(c: Constants, hf, config) -> dict[str, int]:
     return sizes
 
 
-def from_orbax(checkpoint: Path) -> dict[str, np.ndarray]:
-    """A checkpoint's weights by MaxText name, without an optimizer's state; raises UserError."""
+def from_orbax(checkpoint: Path, run_id: str = "") -> dict[str, np.ndarray]:
+    """A checkpoint's weights by MaxText name, without an optimizer's state.
+
+    UserError if it can't be read, or isn't what the run `run_id` saved ("": any, or MaxText).
+    """
     try:
         with ocp.PyTreeCheckpointer() as orbax:
             tree = orbax.metadata(checkpoint).item_metadata.tree
             tree = {name: tree[name] for name in ("params", "base") if name in tree} or tree
             how = jax.tree.map(lambda _: ocp.ArrayRestoreArgs(restore_type=np.ndarray), tree)
             args = ocp.args.PyTreeRestore(item=tree, restore_args=how, partial_restore=True)
-            return detect_and_extract_checkpoint(orbax.restore(checkpoint, args=args))
+            read, fault = orbax.restore(checkpoint, args=args), ""
+        if (beside := checkpoint.parent / "loop").exists():  # a run's
+            with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as orbax:
+                loop = orbax.restore(beside)
+            step = int(checkpoint.parent.name)
+            fault = checkpoints.find_fault({"weights": read}, loop, step, run_id)
+            fault = fault and f"is damaged ({fault})"
     except Exception as error:  # of Orbax, tensorstore, json, the network: they share no type
-        fault = f"{checkpoint} cannot be read ({versions.first_line(error)})"
-        raise UserError(f"SOURCE: {fault}; try again, or name another checkpoint") from None
+        fault = f"cannot be read ({versions.first_line(error)})"
+    if fault:
+        raise UserError(f"SOURCE: {checkpoint} {fault}; try again, or name another checkpoint")
+    return detect_and_extract_checkpoint(read)
 
 
 def write_safetensors(c: Constants, hf, config, weights: Iterator, target: Path) -> None:
@@ -140,6 +164,10 @@ def write_safetensors(c: Constants, hf, config, weights: Iterator, target: Path)
             name: np.ascontiguousarray(x, dtype)
             for name, x in itertools.islice(weights, len(names))
         }
+        for name, x in shard.items():
+            if not np.isfinite(x).all():
+                fault = f"weight {name} has a NaN, an infinity or a number too large for {dtype}"
+                raise UserError(f"SOURCE={c.SOURCE}: {fault}; take another SOURCE or WEIGHT_DTYPE")
         safetensors.numpy.save_file(shard, target / file, metadata={"format": "pt"})
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
@@ -196,7 +224,7 @@ def to_huggingface(
     """
     if checkpoint:
         trained.warn_if_model_changed(c.MODEL or checkpoint.constants["MODEL"], checkpoint)
-    stored = from_orbax(saved)
+    stored = from_orbax(saved, *([checkpoint.note.get("run_id", "")] if checkpoint else []))
     scanned = any(name.startswith("params-decoder-layers-") for name in stored)
     adapted = [name.removesuffix("_lora_a") for name in stored if name.endswith("_lora_a")]
     if not checkpoint and (adapted or not c.MODEL):
@@ -206,7 +234,7 @@ def to_huggingface(
         )
     model = c.MODEL or checkpoint.constants["MODEL"]
     folder, hf = llama.fetch_model(model)
-    config = to_config(hf, c.WEIGHT_DTYPE or str(hf.dtype).removeprefix("torch."), scanned)
+    config = to_config(hf, c.WEIGHT_DTYPE or dtype_of(folder, hf), scanned)
     shapes = {name: shape for name, (_, shape) in get_maxtext_model_info(config)[0].items()}
     for name in adapted or shapes:
         shape = shapes.get(name, ())
@@ -236,12 +264,11 @@ def to_huggingface(
     # nothing to float16 on a processor without F16C.
     as_stored = to_config(hf, str(next(iter(weights.values())).dtype), scanned)
     write_safetensors(c, hf, config, llama.hf_weights(hf, as_stored, weights.pop), target)
-    # tokenizer, chat template, generation config, licence: as they are
-    for path in folder.iterdir():
-        kept = path.suffix in (".json", ".jinja", ".model") or path.name.startswith("LICENSE")
-        if kept and "safetensors" not in path.name:
-            shutil.copyfile(path, target / path.name)
-    written = json.loads((folder / "config.json").read_text())
+    for path in llama.side_files(folder):  # as they are
+        place = target / path.relative_to(folder)
+        place.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, place)
+    written = json.loads((folder / "config.json").read_bytes())
     written["torch_dtype" if "torch_dtype" in written else "dtype"] = str(
         jnp.dtype(config.weight_dtype)
     )

@@ -16,6 +16,7 @@ import numpy as np
 import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from model import config_json
 from model.versions import first_line
 from settings import UserError
 
@@ -40,6 +41,9 @@ class GGUFLlama:
             self.refuse()
             self.tokenizer = self.make_tokenizer()
             self.config = self.make_config()
+            config_json.checked(
+                self.config.to_dict(), config_json.ConfigJson, f"SOURCE={path}: its header"
+            )
         except FileNotFoundError:
             raise UserError(
                 f"SOURCE={path}: there is no such file; give a GGUF file or a folder"

@@ -134,7 +134,7 @@ def count_right(c: Constants, run: str, trained: bool) -> dict[str, np.ndarray]:
     rollout = runs.make_rollout(ask, tokenizer, c.SAMPLES * len(rows), checkpoint)
     if trained:
         runs.warn_if_model_changed(ask.MODEL, checkpoint, "; counted as it is now")
-        runs.restore(rollout, *runs.place_of(checkpoint))
+        runs.restore(rollout, checkpoint)
 
     counts = {reading: np.zeros(len(rows), int) for reading in READINGS}
     asked = np.repeat(np.arange(len(rows)), c.SAMPLES)

@@ -18,7 +18,7 @@ from settings import UserError
 
 def main(arguments: list[str]) -> None:
     """Prints the health lines of a run and writes its page; UserError if the folder isn't one's."""
-    folders = [Path(argument) for argument in arguments] or [run_files.newest_run()]
+    folders = [Path(argument).expanduser() for argument in arguments] or [run_files.newest_run()]
     if (
         folders[0] is None
         or len(folders) > 2
