@@ -12,7 +12,7 @@ takes the first of equal values; where two moves are equally good to the end, as
 states, either is right), a second table against maximization bias (no noise, no bias), gymnasium
 (the world is one function).
 
-    python 1_Q_Learning/Q_Learning.py                  # 2 to 3 seconds after imports on 2 cores of an EPYC
+    python 1_Q_Learning/Q_Learning.py                  # 3 seconds, on 2 cores of an EPYC
     python 1_Q_Learning/Q_Learning.py ALPHA=1.0 SEED=1
     python 1_Q_Learning/Q_Learning.py --help           # every constant
 """
@@ -37,9 +37,7 @@ class Constants:
     """Edit a value here, or give it for one run as NAME=value."""
 
     # --- the world
-    SIZE: TwoOrMore = (
-        4  # rows and columns of the grid; the start is upper left, the goal lower right
-    )
+    SIZE: TwoOrMore = 4  # rows and columns; the start is upper left, the goal lower right
     GOAL_REWARD: Positive = 100.0  # for the move that reaches the goal, instead of STEP_REWARD
     STEP_REWARD: Negative = -1.0  # for every other move, bumping into a wall included
     # --- learning
@@ -48,9 +46,7 @@ class Constants:
     NUM_EPISODES: Count = 20_000  # each from the start to the goal, or to the step limit
     MAX_STEPS_PER_EPISODE: Count = 100  # then the episode is truncated, which is not a termination
     # --- exploration: the probability of a random action falls linearly, then stays
-    EPSILON_START: Probability = (
-        1.0  # probability of a random action at first; 1: all moves are random
-    )
+    EPSILON_START: Probability = 1.0  # chance of a random action at first; 1: all moves are random
     EPSILON_END: Probability = 0.01  # ... and in the end; 0: no exploration at the end
     DECAY_EPISODES: Count = 10_000  # episodes from EPSILON_START to EPSILON_END
     # --- the run
@@ -100,7 +96,7 @@ def train(c: Constants, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarra
 def play_episode(
     c: Constants, Q: np.ndarray, epsilon: float, rng: np.random.Generator
 ) -> tuple[float, int]:
-    """One episode, which changes the table in place. Returns the undiscounted return and the steps."""
+    """One episode, which changes the table in place; its undiscounted return and its steps."""
     state, episode_return, steps = grid.START, 0.0, 0
     terminated = truncated = False
     while not (terminated or truncated):

@@ -39,8 +39,12 @@ SELECT_ACTION = grader.Exercise(
         "epsilon is the probability of the greedy action": "< epsilon => >= epsilon",
         "the action is always greedy: epsilon is not used": "rng.random() < epsilon => False",
         "the action is always drawn: epsilon is not used": "rng.random() < epsilon => True",
-        "random is never greedy": "rng.integers(4) => rng.choice(np.delete(np.arange(4), Q[s].argmax()))",
-        "the last action is never drawn: integers(n) already leaves n out": "integers(4) => integers(3)",
+        "random is never greedy": (
+            "rng.integers(4) => rng.choice(np.delete(np.arange(4), Q[s].argmax()))"
+        ),
+        "the last action is never drawn: integers(n) already leaves n out": (
+            "integers(4) => integers(3)"
+        ),
         "action 0 is never drawn": "integers(4) => integers(1, 4)",
         "the worst action is taken for the greedy one, argmin for argmax": "argmax => argmin",
         "the greedy action is the whole table's, not the row's": "Q[s].argmax() => Q.argmax() % 4",
@@ -77,8 +81,12 @@ Q_UPDATE = grader.Exercise(
         "gamma is missing": "gamma * =>",
         "gamma discounts the reward, too": "r + gamma * future => gamma * (r + future)",
         "the reward is missing": "= r + => =",
-        "the max is missing: the same action is valued in the next state": "Q[s2].max() => Q[s2, a]",
-        "argmax stands where max belongs: a number of an action, not its value": ".max() => .argmax()",
+        "the max is missing: the same action is valued in the next state": (
+            "Q[s2].max() => Q[s2, a]"
+        ),
+        "argmax stands where max belongs: a number of an action, not its value": (
+            ".max() => .argmax()"
+        ),
         "the mean over a' stands where the max belongs": ".max() => .mean()",
         "the max is over the row of the state, not of the next state": "Q[s2] => Q[s]",
         "the max is over the whole table": "Q[s2].max() => Q.max()",

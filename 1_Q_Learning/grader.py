@@ -70,7 +70,7 @@ def shown(array: np.ndarray) -> str:
 
 
 def run(exercises: Mapping[str, Exercise], functions: Iterable[Callable]) -> None:
-    """Grades every function by its name and prints the verdicts; exit code 1 unless all are right."""
+    """Grades every function by name and prints the verdicts; exit code 1 unless all are right."""
     verdicts = {f.__name__: judge(f, exercises[f.__name__]) for f in functions}
     for name, verdict in verdicts.items():
         print(f"{name:20s} {verdict}".replace("\n", "\n    "))
@@ -79,7 +79,7 @@ def run(exercises: Mapping[str, Exercise], functions: Iterable[Callable]) -> Non
 
 
 def judge(function: Callable, exercise: Exercise) -> str:
-    """The grade of a function: "not begun", "right" or "wrong"; then lines that say what is wrong."""
+    """A function's grade: "not begun", "right" or "wrong"; then lines that say what is wrong."""
     try:
         found = {given: np.asarray(result) for given, result in exercise.look(function)}
     except NotImplementedError:
@@ -93,7 +93,10 @@ def judge(function: Callable, exercise: Exercise) -> str:
     names = next(
         itertools.chain(*(exercise.explanations(found, number) for number in (1, 2))), None
     )
-    none = f"None of the {len(exercise.mistakes)} usual mistakes gives exactly this, nor do two at once."
+    none = (
+        f"None of the {len(exercise.mistakes)} usual mistakes gives exactly this, "
+        "nor do two at once."
+    )
     why = f"This is what comes out if {'; and '.join(names)}." if names else none
     return "\n".join(["wrong", *difference, why])
 
@@ -106,7 +109,10 @@ def in_one_line(error: Exception, function: Callable) -> str:
     lines = [frame.lineno for frame in inspect.trace() if frame.filename == file]
     message = str(error).strip().split("\n")[0]
     if name.startswith("Tracer"):
-        message = "inside jax.jit a value is not known yet: use `jnp.where`, not `if`, and `jnp`, not `np`"
+        message = (
+            "inside jax.jit a value is not known yet: use `jnp.where`, not `if`, and `jnp`, "
+            "not `np`"
+        )
     if "None" in message:
         message += "; is the `return` missing?"
     return f"line {lines[-1]} raises {name}: {message}" if lines else message

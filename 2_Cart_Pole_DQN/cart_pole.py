@@ -117,7 +117,7 @@ def print_row(num_steps: int, shown: Sequence[str], log: Sequence[Any]) -> None:
 
 
 def print_returns(first_seed: int, eval_return: np.ndarray) -> None:
-    """A line for each seed, from a mean return each; then their mean and sample standard deviation."""
+    """A line per seed, from a mean return each; then their mean and sample standard deviation."""
     for i, mean in enumerate(eval_return):
         print(f"seed {first_seed + i:3d}   return {mean:8.2f}")
     spread = f" +- {eval_return.std(ddof=1):.1f}" if len(eval_return) > 1 else ""

@@ -1,11 +1,11 @@
-"""DQN on CartPole: the table of folder 1 becomes a network, and learning becomes unstable. This
-holds it.
+"""DQN on CartPole: folder 1's table becomes a network, and learning unstable. This holds it.
 
 The loss (Mnih et al. 2015, with Double DQN of van Hasselt et al. 2016 and n-step targets of Sutton
 1988):
 
-    L = mean (y - Q_online(s_t, a_t))^2 y = sum_{k<m} gamma^k r_{t+k} + gamma^m (1 - terminated)
-    Q_target(s_{t+m}, argmax_a Q_online(s_{t+m}, a))
+    L = mean (y - Q_online(s_t, a_t))^2
+    y = sum_{k<m} gamma^k r_{t+k}
+        + gamma^m (1 - terminated) Q_target(s_{t+m}, argmax_a Q_online(s_{t+m}, a))
 
 with m = N_STEPS, or fewer where the episode ends first. The second part of y is the network's own
 estimate ("bootstrapping"); a truncated episode keeps it. The transitions come from a replay buffer,
@@ -18,7 +18,7 @@ played it (as in Rainbow; with epsilon near 0 the two seldom disagree).
 
 Read first: `update` (two steps of environment, one of gradient), `train_step`, `td_target`.
 
-    python 2_Cart_Pole_DQN/cart_pole_dqn.py           # ten seeds at once: about 40 seconds on 2 CPU cores
+    python 2_Cart_Pole_DQN/cart_pole_dqn.py           # ten seeds at once: 40 seconds on 2 cores
     python 2_Cart_Pole_DQN/cart_pole_dqn.py N_STEPS=1 NUM_SEEDS=3
     python 2_Cart_Pole_DQN/cart_pole_dqn.py --help    # all constants
 """
@@ -48,44 +48,35 @@ class Constants:
 
     # --- learning
     NUM_STEPS: Count = 50_000  # environment steps of each seed
-    LEARNING_STARTS: Count = (
-        1_000  # steps played before the first gradient step, for more than one episode
-    )
-    TRAIN_INTERVAL: Count = (
-        2  # environment steps between gradient steps; 1 makes twice as many of them
-    )
+    # steps played before the first gradient step, for more than one episode
+    LEARNING_STARTS: Count = 1_000
+    # environment steps between gradient steps; 1 makes twice as many of them
+    TRAIN_INTERVAL: Count = 2
     BATCH_SIZE: Size = 64  # windows of N_STEPS transitions sampled from the buffer
     REPLAY_CAPACITY: Count = 10_000  # transitions kept; the oldest is overwritten
     GAMMA: BelowOne = 0.99  # discount; horizon 1 / (1 - GAMMA), about 100 steps
     LEARNING_RATE: Positive = 1e-3  # Adam's, at the first gradient step
-    LEARNING_RATE_END: NonNegative = (
-        0.0  # ... at the last; linear in between. Equal values: no decay
-    )
+    # ... at the last; linear in between. Equal values: no decay
+    LEARNING_RATE_END: NonNegative = 0.0
     # --- what holds it steady
     TARGET_SYNC_INTERVAL: Count = 250  # environment steps between copies into the target network
     N_STEPS: Size = 5  # rewards counted before the network's own estimate; 1: the DQN of 2015
-    DOUBLE_DQN: bool = (
-        True  # the online network chooses the next action, the target network values it
-    )
-    SCALE_OBSERVATIONS: bool = (
-        True  # divide by env.OBSERVATION_SCALE: all four numbers reach about 1
-    )
+    # the online network chooses the next action, the target network values it
+    DOUBLE_DQN: bool = True
+    # divide by env.OBSERVATION_SCALE: all four numbers reach about 1
+    SCALE_OBSERVATIONS: bool = True
     HIDDEN_SIZE: Size = 64  # width of the two hidden layers
     # --- exploration: epsilon falls in a straight line, then stays
-    EPSILON_START: Probability = (
-        1.0  # probability of a random action at first; 1: all actions are random
-    )
+    EPSILON_START: Probability = 1.0  # chance of a random action at first; 1: all are random
     EPSILON_END: Probability = 0.01  # ... and in the end; 0: no exploration at the end
     DECAY_STEPS: Count = 10_000  # environment steps from EPSILON_START to EPSILON_END
     # --- the run
     SEED: Seed = 0  # of the first seed
     NUM_SEEDS: Size = 10  # SEED, SEED + 1, ...: trained side by side by jax.vmap
-    EVAL_INTERVAL: Count = (
-        1_000  # environment steps between evaluations of the greedy policy during training
-    )
-    EVAL_EPISODES: Count = (
-        100  # greedy episodes per seed after training, on Gymnasium's own CartPole-v1
-    )
+    # environment steps between evaluations of the greedy policy during training
+    EVAL_INTERVAL: Count = 1_000
+    # greedy episodes per seed after training, on Gymnasium's own CartPole-v1
+    EVAL_EPISODES: Count = 100
     RUN_DIR: str = ""  # empty: runs/cart_pole_dqn/<time>
 
     def __post_init__(self):
@@ -98,7 +89,10 @@ class Constants:
             whole = getattr(self, name) % self.TRAIN_INTERVAL == 0
             settings.check(self, name, whole, f"a multiple of TRAIN_INTERVAL={self.TRAIN_INTERVAL}")
         steps = self.NUM_STEPS - self.LEARNING_STARTS
-        text = f"LEARNING_STARTS={self.LEARNING_STARTS} plus a multiple of EVAL_INTERVAL={self.EVAL_INTERVAL}"
+        text = (
+            f"LEARNING_STARTS={self.LEARNING_STARTS} plus a multiple of "
+            f"EVAL_INTERVAL={self.EVAL_INTERVAL}"
+        )
         settings.check(self, "NUM_STEPS", steps > 0 and steps % self.EVAL_INTERVAL == 0, text)
         below = f"at most EPSILON_START={self.EPSILON_START}"
         settings.check(self, "EPSILON_END", self.EPSILON_END <= self.EPSILON_START, below)
@@ -185,7 +179,7 @@ def num_rows(c: Constants) -> int:
 def learn_and_evaluate(
     c: Constants, rng: jax.Array, agent: Agent, index: jax.Array
 ) -> tuple[Agent, Log]:
-    """EVAL_INTERVAL environment steps of one seed, then a look at its greedy policy: row `index`."""
+    """EVAL_INTERVAL environment steps of one seed, then its greedy policy's score: row `index`."""
     *_, learning_rng = jax.random.split(rng, 4)
     eval_rng, learn_rng = jax.random.split(jax.random.split(learning_rng, num_rows(c))[index])
     env_step = c.LEARNING_STARTS + index * c.EVAL_INTERVAL
@@ -293,7 +287,7 @@ def train_step(c: Constants, agent: Agent, batch: env.Transition) -> tuple[jax.A
 
 # %% Algorithm -------------------------------------------------------------------------------------
 def epsilon_at(c: Constants, env_step: jax.Array) -> jax.Array:
-    """The probability of a random action: EPSILON_START at step 0, EPSILON_END from DECAY_STEPS on."""
+    """Probability of a random action: EPSILON_START at step 0, EPSILON_END from DECAY_STEPS on."""
     return optax.linear_schedule(c.EPSILON_START, c.EPSILON_END, c.DECAY_STEPS)(env_step)
 
 
@@ -375,7 +369,10 @@ def main(arguments: list[str]) -> dict[str, Any]:
     c = settings.read(Constants, arguments)
     runs.start_jax()
     run_dir = runs.open_run("cart_pole_dqn", c)
-    updates = f"{(c.NUM_STEPS - c.LEARNING_STARTS) // c.TRAIN_INTERVAL:,} gradient steps of {c.BATCH_SIZE}"
+    updates = (
+        f"{(c.NUM_STEPS - c.LEARNING_STARTS) // c.TRAIN_INTERVAL:,} "
+        f"gradient steps of {c.BATCH_SIZE}"
+    )
     steps = f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} environment steps"
     print(f"{steps}, {updates} windows of {c.N_STEPS}, in {run_dir}")
     agents, log, compile_seconds = train(c)

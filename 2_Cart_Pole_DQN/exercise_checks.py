@@ -51,7 +51,9 @@ TD_TARGET = grader.Exercise(
         "next_q is missing": f"{TARGET} => reward",
         "[B, 1] meets [B], which makes [B, B]": "= reward + => = reward[:, None] +",
         "[B] meets [B, 1], which makes [B, B]": "* next_q => * next_q[:, None]",
-        "the gradient flows through the target: stop_gradient is missing": "jax.lax.stop_gradient =>",
+        "the gradient flows through the target: stop_gradient is missing": (
+            "jax.lax.stop_gradient =>"
+        ),
         "the mean is taken already": "(y) => (y.mean())",
     },
 )
@@ -100,17 +102,27 @@ N_STEP = grader.Exercise(
     n_step,
     {
         "rewards of the next episode count: nothing stops at an end": "ended == 0 => ended > -99",
-        "rewards count beyond a truncation: only a termination stops the sum": "| batch.truncated =>",
-        "rewards count beyond a termination: only a truncation stops the sum": "batch.terminated | =>",
+        "rewards count beyond a truncation: only a termination stops the sum": (
+            "| batch.truncated =>"
+        ),
+        "rewards count beyond a termination: only a truncation stops the sum": (
+            "batch.terminated | =>"
+        ),
         "the step that ends the episode does not count": "(axis=1) - ended => (axis=1)",
         "only the steps that end an episode are left out": "ended.cumsum(axis=1) - ended => ended",
         "the rewards are not discounted": "gamma ** jnp.arange(n) * =>",
         "the first reward is discounted already": "jnp.arange(n) => (1 + jnp.arange(n))",
         "gamma * k stands where gamma^k belongs": "gamma ** => gamma *",
-        "every later reward is discounted once, by gamma": "jnp.arange(n) => jnp.minimum(jnp.arange(n), 1)",
+        "every later reward is discounted once, by gamma": (
+            "jnp.arange(n) => jnp.minimum(jnp.arange(n), 1)"
+        ),
         "the last transition is always the window's last": "m - 1], batch => 0 * m - 1], batch",
-        "the last transition is number m, one too far": "m - 1], batch => jnp.minimum(m, n - 1)], batch",
-        "the sum runs over the batch, not the window: wrong axis": ".sum(axis=1), m, => .sum(axis=0), m,",
+        "the last transition is number m, one too far": (
+            "m - 1], batch => jnp.minimum(m, n - 1)], batch"
+        ),
+        "the sum runs over the batch, not the window: wrong axis": (
+            ".sum(axis=1), m, => .sum(axis=0), m,"
+        ),
     },
 )
 
@@ -122,14 +134,14 @@ Buffer = namedtuple("Buffer", "rows count")
 
 
 def buffer_after(count: int) -> Buffer:
-    """A ring of CAPACITY rows after `count` transitions; a row that was never written is below 0."""
+    """A ring of CAPACITY rows after `count` transitions; a row never written is below 0."""
     rows = np.arange(CAPACITY)
     numbers = jnp.float32(rows + (count - 1 - rows) // CAPACITY * CAPACITY)
     return Buffer(Rows(jnp.stack([numbers, -numbers], axis=1), numbers), jnp.int32(count))
 
 
 def look_at_sample(function: Callable) -> Iterator[tuple[str, jax.Array]]:
-    """What 200 batches of 64 windows hold: only the frequencies count, not how the function draws."""
+    """What 200 batches of 64 windows hold: the frequencies count, not how the function draws."""
     rngs = jax.random.split(jax.random.key(0), DRAWS)
     for count in (4, CAPACITY, 11):  # half empty, just full, overwritten
         buffer = buffer_after(count)
@@ -172,16 +184,32 @@ SAMPLE = grader.Exercise(
     look_at_sample,
     sample,
     {
-        "windows run over the ring's seam, and start in rows never written": f"{RANGE} => 0, capacity",
+        "windows run over the ring's seam, and start in rows never written": (
+            f"{RANGE} => 0, capacity"
+        ),
         "windows lie anywhere: in rows never written": f"{RANGE} => 0, capacity - n + 1",
-        "windows run over the end of what was written": f"{RANGE} => 0, jnp.minimum(count, capacity)",
-        "windows begin at 0 to count: in overwritten rows, or run into empty ones": f"{RANGE} => 0, count",
-        "the oldest is number 0 even when it's overwritten": "jnp.maximum(count - capacity, 0) => 0",
-        "the newest window is never drawn: randint already leaves its end out": "count - n + 1 => count - n",
-        "one window too many: the last one runs past the newest row": "count - n + 1 => count - n + 2",
+        "windows run over the end of what was written": (
+            f"{RANGE} => 0, jnp.minimum(count, capacity)"
+        ),
+        "windows begin at 0 to count: in overwritten rows, or run into empty ones": (
+            f"{RANGE} => 0, count"
+        ),
+        "the oldest is number 0 even when it's overwritten": (
+            "jnp.maximum(count - capacity, 0) => 0"
+        ),
+        "the newest window is never drawn: randint already leaves its end out": (
+            "count - n + 1 => count - n"
+        ),
+        "one window too many: the last one runs past the newest row": (
+            "count - n + 1 => count - n + 2"
+        ),
         "% capacity is missing: what lies beyond the array is its last row": "% capacity =>",
-        "one window is drawn for the whole batch": "(B, 1) => (1, 1); jnp.arange(n)) => jnp.arange(n) + jnp.zeros((B, 1), int))",
-        "the n steps of a window are drawn apart": "(B, 1), low, high => (B, n), low, count; first + jnp.arange(n) => first",
+        "one window is drawn for the whole batch": (
+            "(B, 1) => (1, 1); jnp.arange(n)) => jnp.arange(n) + jnp.zeros((B, 1), int))"
+        ),
+        "the n steps of a window are drawn apart": (
+            "(B, 1), low, high => (B, n), low, count; first + jnp.arange(n) => first"
+        ),
         "rng is not used: every batch is the same": "randint(rng => randint(jax.random.key(0)",
     },
     # a share of 12,800 windows strays by 0.0042 at most: two of them, four deviations

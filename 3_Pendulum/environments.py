@@ -162,11 +162,14 @@ def print_row(num_steps: int, shown: Sequence[str], log: Sequence[Any]) -> None:
 
 
 def print_returns(first_seed: int, eval_return: np.ndarray, solved: float = np.inf) -> None:
-    """A line for each seed, from a mean return each; then their mean and sample standard deviation."""
+    """A line per seed, from a mean return each; then their mean and sample standard deviation."""
     for i, mean in enumerate(eval_return):
         print(f"seed {first_seed + i:3d}   return {mean:8.2f}")
     spread = f" +- {eval_return.std(ddof=1):.1f}" if len(eval_return) > 1 else ""
     text = f"{eval_return.mean():.1f}{spread}, lowest {eval_return.min():.1f}"
     if solved < np.inf:
-        text += f", {(eval_return >= solved).sum()} of {len(eval_return)} seeds solved ({solved:g} or more)"
+        text += (
+            f", {(eval_return >= solved).sum()} of {len(eval_return)} seeds solved "
+            f"({solved:g} or more)"
+        )
     print(text)

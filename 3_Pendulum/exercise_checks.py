@@ -20,7 +20,10 @@ def unrolled(function: Callable, *types: np.dtype) -> tuple[str, bool]:
     operations = len(
         jax.make_jaxpr(function)(*(jnp.zeros((2, LONG), dtype) for dtype in types)).eqns
     )
-    loop = f"{LONG} steps: is it a Python loop, which jax.jit compiles for minutes, and not jax.lax.scan?"
+    loop = (
+        f"{LONG} steps: is it a Python loop, which jax.jit compiles for minutes, "
+        "and not jax.lax.scan?"
+    )
     return loop, operations >= LONG
 
 
@@ -50,14 +53,24 @@ DISCOUNTED_RETURNS = grader.Exercise(
     discounted_returns,
     {
         "gamma is missing": "=gamma => =1.0",
-        "the step's own reward is missing: it sums from t + 1": "return G => return (G - reward) / gamma",
+        "the step's own reward is missing: it sums from t + 1": (
+            "return G => return (G - reward) / gamma"
+        ),
         "the step's own reward is discounted, too": "return G => return gamma * G",
-        "the last reward is lost: the loop begins at T - 2": "(reward, f => (reward.at[:, -1].set(0), f",
-        "only the next reward is added, not the next return": "return G => return reward + gamma * jnp.pad(reward[:, 1:], ((0, 0), (0, 1)))",
+        "the last reward is lost: the loop begins at T - 2": (
+            "(reward, f => (reward.at[:, -1].set(0), f"
+        ),
+        "only the next reward is added, not the next return": (
+            "return G => return reward + gamma * jnp.pad(reward[:, 1:], ((0, 0), (0, 1)))"
+        ),
         "the sum runs forwards": "(reward, f => (reward[:, ::-1], f; return G => return G[:, ::-1]",
         "the columns come out in reversed order": "return G => return G[:, ::-1]",
-        "every step gets the whole return": "return G => return jnp.broadcast_to(G[:, :1], G.shape)",
-        "rewards are discounted from the start of the episode, not from step t": "(reward, factor=gamma => (reward * gamma ** jnp.arange(reward.shape[1]), 1.0",
+        "every step gets the whole return": (
+            "return G => return jnp.broadcast_to(G[:, :1], G.shape)"
+        ),
+        "rewards are discounted from the start of the episode, not from step t": (
+            "(reward, factor=gamma => (reward * gamma ** jnp.arange(reward.shape[1]), 1.0"
+        ),
         "it sums over the environments": "(reward, f => (reward.T, f; return G => return G.T",
     },
 )
@@ -96,14 +109,26 @@ POLICY_LOSS = grader.Exercise(
         "the minus is missing: the loss rises where J does": "-(weight => (weight",
         "alive is missing: padding counts": "alive * =>",
         "the mean is taken over the steps, too, padding included": ".sum(axis=1).mean() => .mean()",
-        "the mean is taken over the steps that were played": ".sum(axis=1).mean() => .sum() / alive.sum()",
-        "episodes are averaged": ".sum(axis=1).mean() => .sum(axis=1) @ (1 / alive.sum(axis=1)) / len(alive)",
+        "the mean is taken over the steps that were played": (
+            ".sum(axis=1).mean() => .sum() / alive.sum()"
+        ),
+        "episodes are averaged": (
+            ".sum(axis=1).mean() => .sum(axis=1) @ (1 / alive.sum(axis=1)) / len(alive)"
+        ),
         "the episodes are added up, not averaged": ".sum(axis=1).mean() => .sum()",
-        "the sum runs over the episodes and the mean over the steps: wrong axis": "axis=1 => axis=0",
-        "the gradient also flows through the advantage: stop_gradient is missing": "jax.lax.stop_gradient =>",
+        "the sum runs over the episodes and the mean over the steps: wrong axis": (
+            "axis=1 => axis=0"
+        ),
+        "the gradient also flows through the advantage: stop_gradient is missing": (
+            "jax.lax.stop_gradient =>"
+        ),
         "stop_gradient holds the wrong factor": "* log_prob => * jax.lax.stop_gradient(log_prob)",
         "the probability stands where its logarithm belongs": "* log_prob => * jnp.exp(log_prob)",
-        "sum times sum: log_prob and advantage are added up over an episode before they are multiplied": "(weight * log_prob).sum(axis=1) => (weight.sum(axis=1) * (alive * log_prob).sum(axis=1))",
+        "sum times sum: log_prob and advantage are added up over an episode before they are "
+        "multiplied": (
+            "(weight * log_prob).sum(axis=1) => "
+            "(weight.sum(axis=1) * (alive * log_prob).sum(axis=1))"
+        ),
     },
 )
 
@@ -137,11 +162,19 @@ GAE = grader.Exercise(
     gae,
     {
         "it bootstraps past the end: (1 - terminated) is missing in delta": "~terminated * =>",
-        "a truncated episode doesn't bootstrap, either": "~terminated * => ~(terminated | truncated) *",
-        "advantages flow over every kind of end": "* ~(terminated | truncated) => * jnp.ones_like(value)",
-        "advantages flow over truncations into the episode": "~(terminated | truncated) => ~terminated",
+        "a truncated episode doesn't bootstrap, either": (
+            "~terminated * => ~(terminated | truncated) *"
+        ),
+        "advantages flow over every kind of end": (
+            "* ~(terminated | truncated) => * jnp.ones_like(value)"
+        ),
+        "advantages flow over truncations into the episode": (
+            "~(terminated | truncated) => ~terminated"
+        ),
         # the last one has none
-        "V(s_{t+1}) is the next row's value: after an end, that of another episode": "* next_value => * jnp.concatenate([value[:, 1:], next_value[:, -1:]], axis=1)",
+        "V(s_{t+1}) is the next row's value: after an end, that of another episode": (
+            "* next_value => * jnp.concatenate([value[:, 1:], next_value[:, -1:]], axis=1)"
+        ),
         "lambda is missing": "gae_lambda * =>",
         "gamma is missing in the recursion": "gamma * gae_lambda => gae_lambda",
         "the recursion is missing: this is delta": "gamma * gae_lambda => 0.0",
@@ -150,8 +183,12 @@ GAE = grader.Exercise(
         "V(s_t) is not subtracted": "- value =>",
         "V(s_t) is added again: these are the critic's targets": "return A => return A + value",
         "the columns come out in reversed order": "return A => return A[:, ::-1]",
-        "the recursion runs forwards in time": "(delta, factor) => (delta[:, ::-1], factor[:, ::-1]); return A => return A[:, ::-1]",
-        "it runs over the environments": "(delta, factor) => (delta.T, factor.T); return A => return A.T",
+        "the recursion runs forwards in time": (
+            "(delta, factor) => (delta[:, ::-1], factor[:, ::-1]); return A => return A[:, ::-1]"
+        ),
+        "it runs over the environments": (
+            "(delta, factor) => (delta.T, factor.T); return A => return A.T"
+        ),
     },
 )
 
@@ -183,8 +220,12 @@ CLIPPED_OBJECTIVE = grader.Exercise(
         "the larger of the two is taken, not the smaller": "minimum => maximum",
         "the min is missing: only the clipped term is left": f"{MINIMUM} => clipped * advantage",
         "nothing is clipped": "jnp.clip(ratio, 1 - epsilon, 1 + epsilon) => ratio",
-        "the min is of ratios, not of products": f"{MINIMUM} => jnp.minimum(ratio, clipped) * advantage",
-        "the product is clipped, not the ratio": "clipped * advantage) => jnp.clip(ratio * advantage, 1 - epsilon, 1 + epsilon))",
+        "the min is of ratios, not of products": (
+            f"{MINIMUM} => jnp.minimum(ratio, clipped) * advantage"
+        ),
+        "the product is clipped, not the ratio": (
+            "clipped * advantage) => jnp.clip(ratio * advantage, 1 - epsilon, 1 + epsilon))"
+        ),
         "the lower bound 1 - epsilon is missing": "1 - epsilon => None",
         "the upper bound 1 + epsilon is missing": "1 + epsilon => None",
         "the ratio is clipped to -epsilon ... epsilon, not around 1": "1 - => -; 1 + =>",

@@ -85,7 +85,7 @@ def spread_of(estimates: np.ndarray) -> dict[str, float]:
 
 
 def measure_variance(c: reinforce.Constants) -> list[dict[str, Any]]:
-    """The lines of gradient_variance.csv: policies from early to late in the first seed's training."""
+    """The lines of gradient_variance.csv: early to late policies of the first seed's training."""
     rng = jax.random.key(c.SEED)
     learn = jax.jit(functools.partial(reinforce.learn_and_evaluate, c, rng))
     # the agents as they were at each row of the log

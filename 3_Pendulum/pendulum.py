@@ -3,8 +3,8 @@
 The objective of the actor, to be maximized, is the clipped surrogate objective (Schulman et al.
 2017, eq. 7), with an optional penalty that acts as a trust region (eq. 8):
 
-    J = mean [ min(ratio_t * A_t, clip(ratio_t, 1 - epsilon, 1 + epsilon) * A_t) - beta * KL(pi_old
-    || pi) ]
+    J = mean [ min(ratio_t * A_t, clip(ratio_t, 1 - epsilon, 1 + epsilon) * A_t)
+               - beta * KL(pi_old || pi) ]
     ratio_t = pi(a_t | s_t) / pi_old(a_t | s_t)          the importance weight
 
 with the advantage of GAE (Schulman et al. 2016, eq. 16), cut at the end of an episode:
@@ -23,7 +23,7 @@ no clipping of the value loss, no running normalization (three numbers with know
 advantages forgive the rewards' scale), no weights shared between actor and critic (two small
 networks are simpler than weighing two losses against each other), no early stop by KL.
 
-    python 3_Pendulum/pendulum.py                 # ten seeds at once: about 25 seconds on one CPU core
+    python 3_Pendulum/pendulum.py                 # ten seeds at once: 25 seconds on one CPU core
     python 3_Pendulum/pendulum.py GAMMA=0.9 NUM_SEEDS=3
 """
 
@@ -68,47 +68,36 @@ class Constants:
     NUM_ENVS: Size = 8  # environments of each seed, side by side
     ROLLOUT_STEPS: Count = 125  # steps of each environment in a rollout
     # --- judging
-    GAMMA: BelowOne = (
-        0.98  # discount; horizon 1 / (1 - GAMMA), about 50 steps, as long as a swing-up
-    )
-    GAE_LAMBDA: Probability = (
-        0.85  # 0: trust the critic after one step; 1: trust only the rewards (no GAE)
-    )
+    GAMMA: BelowOne = 0.98  # discount; horizon 1 / (1 - GAMMA): 50 steps, as long as a swing-up
+    # 0: trust the critic after one step; 1: trust only the rewards (no GAE)
+    GAE_LAMBDA: Probability = 0.85
     NORMALIZE_ADVANTAGES: bool = True  # to mean 0 and standard deviation 1, in each mini-batch
     # --- learning
     ACTOR_LEARNING_RATE: Positive = 1e-3  # Adam's, at the first gradient step
-    CRITIC_LEARNING_RATE: Positive = (
-        3e-3  # the critic must keep up with the policy; 1e-3 is too slow
-    )
-    LEARNING_RATE_END: Probability = (
-        0.0  # share of both rates left at the last gradient step; 1: no decay
-    )
-    MAX_GRAD_NORM: PositiveOrInf = (
-        0.5  # gradient clipping by global norm, for each network on its own
-    )
+    # the critic must keep up with the policy; 1e-3 is too slow
+    CRITIC_LEARNING_RATE: Positive = 3e-3
+    # share of both rates left at the last gradient step; 1: no decay
+    LEARNING_RATE_END: Probability = 0.0
+    # gradient clipping by global norm, for each network on its own
+    MAX_GRAD_NORM: PositiveOrInf = 0.5
     NUM_EPOCHS: Size = 10  # passes over each rollout
     MINIBATCH_SIZE: TwoOrMore = 50  # steps in one gradient step
     # --- clip and KL penalty: both keep the new policy near the one that collected the rollout
-    CLIP_EPSILON: PositiveOrInf = (
-        0.2  # no gain from moving the ratio beyond 1 +- this; 1e9 switches it off
-    )
+    CLIP_EPSILON: PositiveOrInf = 0.2  # no gain from a ratio beyond 1 +- this; 1e9 switches it off
     BETA: NonNegative = 0.0  # weight of the KL divergence from the old policy; 0 switches it off
     # --- networks
     HIDDEN_SIZE: Size = 64  # width of the two hidden layers of each network
     SCALE_OBSERVATIONS: bool = True  # divide by ENV.observation_scale: all numbers reach about 1
     SIGMA_START: Positive = 2.0  # initial standard deviation of the torque, N m; the limits are +-2
-    SIGMA_MIN: Positive = (
-        0.05  # newton metres; as sigma goes to 0, a small step of the mean makes any ratio
-    )
+    # newton metres; as sigma goes to 0, a small step of the mean makes any ratio
+    SIGMA_MIN: Positive = 0.05
     # --- the run
     SEED: Seed = 0  # of the first seed
     NUM_SEEDS: Size = 10  # SEED, SEED + 1, ...: trained side by side by jax.vmap
-    EVAL_INTERVAL: Count = (
-        5_000  # environment steps between evaluations of the greedy policy during training
-    )
-    EVAL_EPISODES: Count = (
-        100  # greedy episodes per seed after training, on Gymnasium's own Pendulum-v1
-    )
+    # environment steps between evaluations of the greedy policy during training
+    EVAL_INTERVAL: Count = 5_000
+    # greedy episodes per seed after training, on Gymnasium's own Pendulum-v1
+    EVAL_EPISODES: Count = 100
     RUN_DIR: str = ""  # empty: runs/pendulum/<time>
 
     def __post_init__(self):
@@ -457,7 +446,7 @@ def actor_loss(c: Constants, actor: MLP, batch: Batch) -> jax.Array:
 
 
 def critic_loss(critic: MLP, batch: Batch) -> jax.Array:
-    """Mean squared error against the targets, which stay as they are while the critic learns; []."""
+    """Mean squared error against the targets, which stay fixed while the critic learns; []."""
     return jnp.mean((batch.returns - value(critic, batch.obs)) ** 2)
 
 
@@ -483,7 +472,8 @@ def main(arguments: list[str]) -> dict[str, Any]:
     run_dir = runs.open_run("pendulum", c)
     rollout = f"{c.NUM_ENVS} x {c.ROLLOUT_STEPS}"
     print(
-        f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} steps of {ENV.id} in rollouts of {rollout}, in {run_dir}"
+        f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} steps of {ENV.id} in rollouts of {rollout}, "
+        f"in {run_dir}"
     )
     agents, log, compile_seconds = train(c)
     runs.write_log(run_dir, log, c.SEED)

@@ -6,7 +6,7 @@ x 21 torques, linear between the grid's points; then the policy that looks one s
 values plays the episodes of folder 3's tables: gymnasium.make("Pendulum-v1"), environment seeds 0,
 1, ... 99.
 
-    python 3_Pendulum/pendulum_optimum.py               # 15 seconds; writes assets/pendulum_optimum.csv
+    python 3_Pendulum/pendulum_optimum.py     # 15 seconds; writes assets/pendulum_optimum.csv
     python 3_Pendulum/pendulum_optimum.py 361 481 41    # another grid: prints only
 
 Near the best there is, not a proof: the finer grid of the second line gains 0.3.

@@ -40,7 +40,7 @@ def draw_return(axes, x: np.ndarray, log: Any) -> None:
 
 
 def draw_ppo_curve(path: Path, log: Any) -> Figure:
-    """Return against environment steps; below, one quantity an axis, what a practitioner watches."""
+    """Return against environment steps; below, what a practitioner watches, one axis each."""
     figure = Figure((6, 6.4), layout="constrained")
     places = [["return", "return"], ["kl", "clipped"], ["explained", "spread"]]
     axes = figure.subplot_mosaic(places, height_ratios=(3, 2, 2))
@@ -175,7 +175,7 @@ def draw_clipped_objective(path: Path, clipped_objective: Callable, epsilon: flo
 
 
 def draw_reinforce_curve(path: Path, log: Any, baseline: str) -> Figure:
-    """Above: return against steps. Below: how much of the returns' variance the baseline explains."""
+    """Above: return against steps. Below: the share of the variance that the baseline explains."""
     figure = Figure((6, 5), layout="constrained")
     above, below = figure.subplots(2, 1)
     x = log.env_step.mean(axis=0)  # seeds differ by less than a rollout

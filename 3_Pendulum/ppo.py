@@ -1,5 +1,4 @@
-"""PPO on CartPole: REINFORCE with a critic that looks ahead, and several careful steps on the same
-rollout.
+"""PPO on CartPole: REINFORCE with a critic that looks ahead, and several careful steps per rollout.
 
 The objective of the actor, to be maximized, is the clipped surrogate objective (Schulman et al.
 2017, eq. 7):
@@ -21,7 +20,7 @@ loss, no early stop by KL, no weights shared between actor and critic (two small
 simpler than weighing two losses against each other), no decay of the learning rate and no gradient
 clip (pendulum.py has both).
 
-    python 3_Pendulum/ppo.py                      # ten seeds at once: about 25 seconds on one CPU core
+    python 3_Pendulum/ppo.py                      # ten seeds at once: 25 seconds on one CPU core
     python 3_Pendulum/ppo.py GAE_LAMBDA=1.0 NUM_SEEDS=3
 """
 
@@ -57,30 +56,25 @@ class Constants:
     ROLLOUT_STEPS: Count = 125  # steps of each environment in a rollout
     # --- judging
     GAMMA: BelowOne = 0.99  # discount; horizon 1 / (1 - GAMMA), about 100 steps
-    GAE_LAMBDA: Probability = (
-        0.95  # 0: trust the critic after one step; 1: trust only the rewards (no GAE)
-    )
+    # 0: trust the critic after one step; 1: trust only the rewards (no GAE)
+    GAE_LAMBDA: Probability = 0.95
     NORMALIZE_ADVANTAGES: bool = True  # to mean 0 and standard deviation 1, in each mini-batch
     # --- learning
     ACTOR_LEARNING_RATE: Positive = 1e-3  # Adam's
     CRITIC_LEARNING_RATE: Positive = 3e-3  # Adam's
     NUM_EPOCHS: Size = 10  # passes over each rollout
     MINIBATCH_SIZE: TwoOrMore = 50  # steps in one gradient step
-    CLIP_EPSILON: PositiveOrInf = (
-        0.2  # no gain from moving the ratio beyond 1 +- this; 1e9 switches it off
-    )
+    CLIP_EPSILON: PositiveOrInf = 0.2  # no gain from a ratio beyond 1 +- this; 1e9 switches it off
     # --- networks
     HIDDEN_SIZE: Size = 64  # width of the two hidden layers of each network
     SCALE_OBSERVATIONS: bool = True  # divide by ENV.observation_scale: all numbers reach about 1
     # --- the run
     SEED: Seed = 0  # of the first seed
     NUM_SEEDS: Size = 10  # SEED, SEED + 1, ...: trained side by side by jax.vmap
-    EVAL_INTERVAL: Count = (
-        5_000  # environment steps between evaluations of the greedy policy during training
-    )
-    EVAL_EPISODES: Count = (
-        100  # greedy episodes per seed after training, on Gymnasium's own CartPole-v1
-    )
+    # environment steps between evaluations of the greedy policy during training
+    EVAL_INTERVAL: Count = 5_000
+    # greedy episodes per seed after training, on Gymnasium's own CartPole-v1
+    EVAL_EPISODES: Count = 100
     RUN_DIR: str = ""  # empty: runs/ppo/<time>
 
     def __post_init__(self):
@@ -397,7 +391,7 @@ def actor_loss(c: Constants, actor: MLP, batch: Batch) -> jax.Array:
 
 
 def critic_loss(critic: MLP, batch: Batch) -> jax.Array:
-    """Mean squared error against the targets, which stay as they are while the critic learns; []."""
+    """Mean squared error against the targets, which stay fixed while the critic learns; []."""
     return jnp.mean((batch.returns - value(critic, batch.obs)) ** 2)
 
 
@@ -421,7 +415,8 @@ def main(arguments: list[str]) -> dict[str, Any]:
     run_dir = runs.open_run("ppo", c)
     rollout = f"{c.NUM_ENVS} x {c.ROLLOUT_STEPS}"
     print(
-        f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} steps of {ENV.id} in rollouts of {rollout}, in {run_dir}"
+        f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} steps of {ENV.id} in rollouts of {rollout}, "
+        f"in {run_dir}"
     )
     agents, log, compile_seconds = train(c)
     runs.write_log(run_dir, log, c.SEED)

@@ -1,7 +1,7 @@
 """What the clip does: the ratio of single actions over the ten passes of one update, with it and
 without.
 
-python 3_Pendulum/ratio_study.py            # the first update of ppo.py's first seed: about 20 seconds
+python 3_Pendulum/ratio_study.py            # the first update of ppo.py's first seed: 20 seconds
 python 3_Pendulum/ratio_study.py SEED=1     # constants of ppo.py
 """
 

@@ -3,7 +3,8 @@
 The policy is a network, and its params climb the expected return J itself (Williams 1992; Sutton &
 Barto 2018, eq. 13.11), estimated from N whole episodes that the policy played:
 
-    grad J  ~  1/N sum_episodes sum_t (G_t - b_t) grad log pi(a_t | s_t),    G_t = sum_{k>=t} gamma^(k-t) r_k
+    grad J  ~  1/N sum_episodes sum_t (G_t - b_t) grad log pi(a_t | s_t)
+    G_t = sum_{k>=t} gamma^(k-t) r_k
 
 BASELINE chooses b_t: nothing, the mean of the batch (it shrinks the gradient a little), or a
 learned critic V(s_t). What a baseline changes is how far the estimate of one batch strays from the
@@ -18,9 +19,9 @@ hide what the baseline does), no second step on the same episodes (that needs PP
 entropy bonus, no factor gamma^t in front of each term (nearly everyone leaves it out; it would all
 but silence the late steps).
 
-    python 3_Pendulum/reinforce.py                # ten seeds at once: about 20 seconds on one CPU core
+    python 3_Pendulum/reinforce.py                # ten seeds at once: 20 seconds on one CPU core
     python 3_Pendulum/reinforce.py BASELINE=no_baseline REWARD_TO_GO=False
-    python 3_Pendulum/gradient_variance.py        # the variance of each gradient estimate: half a minute
+    python 3_Pendulum/gradient_variance.py        # the variance of each gradient estimate: 30 s
 """
 
 import time
@@ -48,20 +49,15 @@ class Constants:
     """Edit a value here, or give it for one run as NAME=value."""
 
     # --- collecting: one rollout is an episode of every environment, learned from and thrown away
-    NUM_STEPS: Count = (
-        100_000  # environment steps of each seed, as played; the last rollout may run over
-    )
-    NUM_ENVS: TwoOrMore = (
-        8  # environments of each seed, side by side: whole episodes for each gradient step
-    )
+    NUM_STEPS: Count = 100_000  # environment steps of each seed; the last rollout may run over
+    # environments of each seed, side by side: whole episodes for each gradient step
+    NUM_ENVS: TwoOrMore = 8
     # --- judging
     GAMMA: Probability = 0.99  # discount; horizon 1 / (1 - GAMMA), about 100 steps
-    BASELINE: Literal["no_baseline", "batch_mean", "critic_baseline"] = (
-        "critic_baseline"  # what we subtract
-    )
-    REWARD_TO_GO: bool = (
-        True  # credit an action with what came after it; False: with the whole return
-    )
+    # what we subtract
+    BASELINE: Literal["no_baseline", "batch_mean", "critic_baseline"] = "critic_baseline"
+    # credit an action with what came after it; False: with the whole return
+    REWARD_TO_GO: bool = True
     # --- learning
     ACTOR_LEARNING_RATE: Positive = 1e-2  # Adam's
     CRITIC_LEARNING_RATE: Positive = 3e-3  # Adam's
@@ -73,12 +69,10 @@ class Constants:
     # --- the run
     SEED: Seed = 0  # of the first seed
     NUM_SEEDS: Size = 10  # SEED, SEED + 1, ...: trained side by side by jax.vmap
-    EVAL_INTERVAL: Count = (
-        5_000  # environment steps between evaluations of the greedy policy during training
-    )
-    EVAL_EPISODES: Count = (
-        100  # greedy episodes per seed after training, on Gymnasium's own CartPole-v1
-    )
+    # environment steps between evaluations of the greedy policy during training
+    EVAL_INTERVAL: Count = 5_000
+    # greedy episodes per seed after training, on Gymnasium's own CartPole-v1
+    EVAL_EPISODES: Count = 100
     RUN_DIR: str = ""  # empty: runs/reinforce/<time>
 
     def __post_init__(self):
@@ -417,7 +411,8 @@ def main(arguments: list[str]) -> dict[str, Any]:
     run_dir = runs.open_run("reinforce", c)
     rollout = f"{c.NUM_ENVS} episodes, {c.BASELINE}"
     print(
-        f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} steps of {ENV.id} in rollouts of {rollout}, in {run_dir}"
+        f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} steps of {ENV.id} in rollouts of {rollout}, "
+        f"in {run_dir}"
     )
     agents, log, compile_seconds = train(c)
     runs.write_log(run_dir, log, c.SEED)

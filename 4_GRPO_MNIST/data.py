@@ -1,4 +1,4 @@
-"""MNIST for grpo_mnist.py: a file, tensorflow-datasets (without tensorflow), or a packaged subset."""
+"""MNIST for grpo_mnist.py: a file, tensorflow-datasets without tensorflow, or a subset."""
 
 import gzip
 import io
@@ -45,7 +45,10 @@ def read_mnist(path: str, data_dir: str) -> tuple[Data, str]:
     labels, test_labels = labels.astype(np.int32), test_labels.astype(np.int32)
     held_out = validation_rows(labels)
     train = images[~held_out], labels[~held_out], images[held_out], labels[held_out]
-    counts = f"{len(train[0])} images to train on, {held_out.sum()} to validate, {len(test_images)} to test"
+    counts = (
+        f"{len(train[0])} images to train on, {held_out.sum()} to validate, "
+        f"{len(test_images)} to test"
+    )
     return Data(*train, test_images, test_labels), f"{source}: {counts}"
 
 
@@ -89,7 +92,10 @@ def read_npz(path: Path) -> list[np.ndarray]:
         zipfile.BadZipFile,
     ) as error:
         reason = getattr(error, "strerror", None) or "not such a file"
-        wanted = f"give an .npz file with {', '.join(names)}: uint8 images of 28 x 28, labels from 0 to 9"
+        wanted = (
+            f"give an .npz file with {', '.join(names)}: uint8 images of 28 x 28, "
+            "labels from 0 to 9"
+        )
         raise UserError(f"MNIST_PATH={path}: {reason}; {wanted}") from None
     return arrays
 

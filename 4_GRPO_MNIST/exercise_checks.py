@@ -34,16 +34,27 @@ GROUP_ADVANTAGE = grader.Exercise(
     {
         "the standard deviation is the population's (ddof=0), not the sample's": ", ddof=1 =>",
         "mean and standard deviation are over the images: wrong axis": "axis=1 => axis=0",
-        "mean and standard deviation are those of the whole batch, not of each group": "axis=1 => axis=None",
+        "mean and standard deviation are those of the whole batch, not of each group": (
+            "axis=1 => axis=None"
+        ),
         "1e-6 is missing: a group of equal rewards is 0 / 0": "+ 1e-6 =>",
-        "keepdims is missing: [B] is spread over the guesses, not over the groups": ", keepdims=True =>",
-        "the mean lacks keepdims: [B] spreads over the guesses": "mean(axis=1, keepdims=True => mean(axis=1",
-        "the std lacks keepdims: [B] spreads over the guesses": "std(axis=1, keepdims=True => std(axis=1",
+        "keepdims is missing: [B] is spread over the guesses, not over the groups": (
+            ", keepdims=True =>"
+        ),
+        "the mean lacks keepdims: [B] spreads over the guesses": (
+            "mean(axis=1, keepdims=True => mean(axis=1"
+        ),
+        "the std lacks keepdims: [B] spreads over the guesses": (
+            "std(axis=1, keepdims=True => std(axis=1"
+        ),
         "it is not divided by the standard deviation": "/ (std + 1e-6) =>",
         "it is divided by the variance": "rewards.std => rewards.var",
         "the mean is not subtracted": "- mean) => )",
         "the sign is the other one: mean less reward": "rewards - mean => mean - rewards",
-        "the baseline is the mean of the other guesses, and nothing is divided (RLOO)": "- mean) / (std + 1e-6) => - (rewards.sum(1, keepdims=True) - rewards) / (rewards.shape[1] - 1))",
+        "the baseline is the mean of the other guesses, and nothing is divided (RLOO)": (
+            "- mean) / (std + 1e-6) => - (rewards.sum(1, "
+            "keepdims=True) - rewards) / (rewards.shape[1] - 1))"
+        ),
     },
 )
 
@@ -78,9 +89,15 @@ K3 = grader.Exercise(
         "the - 1 is missing: equal policies are 1 apart": "expm1 => exp",
         "the logarithm is missing: only pi_ref / pi - 1 is left": "(d) - d => (d)",
         "the logarithm is added, not subtracted": "(d) - d => (d) + d",
-        "the exp is missing: the difference of the logarithms stands for the ratio": "jnp.expm1(d) => d - 1",
-        "it subtracts probabilities": "ref_log_prob - log_prob => jnp.exp(ref_log_prob) - jnp.exp(log_prob)",
-        "no gradient flows: stop_gradient holds log_prob": "- log_prob => - jax.lax.stop_gradient(log_prob)",
+        "the exp is missing: the difference of the logarithms stands for the ratio": (
+            "jnp.expm1(d) => d - 1"
+        ),
+        "it subtracts probabilities": (
+            "ref_log_prob - log_prob => jnp.exp(ref_log_prob) - jnp.exp(log_prob)"
+        ),
+        "no gradient flows: stop_gradient holds log_prob": (
+            "- log_prob => - jax.lax.stop_gradient(log_prob)"
+        ),
         "the mean is taken already": "return jnp.expm1(d) - d => return jnp.mean(jnp.expm1(d) - d)",
     },
 )

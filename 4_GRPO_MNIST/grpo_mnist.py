@@ -6,7 +6,8 @@ surrogate objective, with an advantage computed within the group (DeepSeekMath, 
 eq. 3):
 
     A_i = (R_i - mean(R_1 ... R_G)) / std(R_1 ... R_G)
-    J   = mean [ min(ratio_i * A_i, clip(ratio_i, 1 - epsilon, 1 + epsilon_high) * A_i) - beta * KL_i ]
+    J   = mean [ min(ratio_i * A_i, clip(ratio_i, 1 - epsilon, 1 + epsilon_high) * A_i)
+                 - beta * KL_i ]
     ratio_i = pi(a_i | s) / pi_old(a_i | s)              the importance weight
 
 The clip acts as a trust region around the policy that guessed; the KL holds the policy near a
@@ -66,37 +67,30 @@ class Constants:
     """Edit a value here, or give it for one run as NAME=value."""
 
     # --- data
-    MNIST_PATH: str = (
-        ""  # empty: tensorflow-datasets (offline: the subset); subset: that; or Keras's .npz
-    )
+    MNIST_PATH: str = ""  # empty: tensorflow-datasets (offline: subset); subset; or Keras's .npz
     DATA_DIR: str = "~/tensorflow_datasets"  # where tensorflow-datasets keeps mnist
-    # --- collecting: one rollout is BATCH_SIZE images, guessed G times each, learned from and thrown away
+    # --- collecting: a rollout is BATCH_SIZE images, guessed G times each, used and thrown away
     BATCH_SIZE: Size = 128  # images per update; the guesses are G times as many
     NUM_GENERATIONS: TwoOrMore = 8  # G, guesses for each image
     NUM_EPOCHS: Size = 10  # passes over the training images
     # --- learning
     LEARNING_RATE: Positive = 0.003  # Adam's, at its peak; falls to 0 along half a cosine
-    WARMUP_FRACTION: BelowOne = (
-        0.1  # share of the updates in which it rises; 0: it may forget a digit
-    )
-    NUM_ITERATIONS: UpTo64 = (
-        1  # mu, updates per rollout; at 1 the ratio is 1, so the clip does nothing
-    )
+    # share of the updates in which it rises; 0: it may forget a digit
+    WARMUP_FRACTION: BelowOne = 0.1
+    # mu, updates per rollout; at 1 the ratio is 1, so the clip does nothing
+    NUM_ITERATIONS: UpTo64 = 1
     CLIP_EPSILON: PositiveOrInf = 0.2  # the ratio is clipped this far below 1; inf: no clip
-    CLIP_EPSILON_HIGH: PositiveOrInf = (
-        0.2  # ... and above 1; 0.28 is DAPO's clip-higher; inf: no clip
-    )
-    BETA: NonNegative = (
-        0.1  # weight of the KL to the frozen reference, the untrained network; 0: no KL
-    )
+    # ... and above 1; 0.28 is DAPO's clip-higher; inf: no clip
+    CLIP_EPSILON_HIGH: PositiveOrInf = 0.2
+    # weight of the KL to the frozen reference, the untrained network; 0: no KL
+    BETA: NonNegative = 0.1
     # --- networks
     HIDDEN_SIZE: Size = 128  # of both hidden layers
     # --- the run
     SEED: Seed = 0  # seed of the weights, the order of the images and the guesses
     NUM_SEEDS: Size = 5  # trained side by side: SEED, SEED + 1, ...
-    LOGS_PER_EPOCH: Count = (
-        2  # rows of log.csv per epoch, each with an evaluation on the validation images
-    )
+    # rows of log.csv per epoch, each with an evaluation on the validation images
+    LOGS_PER_EPOCH: Count = 2
     RUN_DIR: str = ""  # empty: runs/grpo_mnist/<time>
 
 
@@ -202,7 +196,7 @@ def learn_and_evaluate(
     index: jax.Array,
     data: mnist.Data,
 ) -> tuple[Any, Log]:
-    """A part of an epoch of one seed, then a look at the validation images: row `index` of the log."""
+    """A part of an epoch of one seed, then the validation images: row `index` of the log."""
     _, learning_rng = jax.random.split(rng)
     reference = make_agent(c, rng, len(data.images)).actor  # untrained, and frozen
     epoch, part = jnp.divmod(index, c.LOGS_PER_EPOCH)
@@ -308,7 +302,7 @@ def has_signal(rewards: jax.Array) -> jax.Array:
 def clipped_objective(
     ratio: jax.Array, advantage: jax.Array, epsilon: float, high: float
 ) -> jax.Array:
-    """PPO's (arXiv 1707.06347, eq. 7), with a bound for each side (DAPO, arXiv 2503.14476, eq. 10)."""
+    """PPO's (arXiv 1707.06347, eq. 7), with a bound per side (DAPO, arXiv 2503.14476, eq. 10)."""
     clipped = jnp.clip(ratio, 1 - epsilon, 1 + high)
     return jnp.minimum(ratio * advantage, clipped * advantage)
 
@@ -359,8 +353,9 @@ def run(
     env.updates_per_row(c, len(data.images))
     run_dir = runs.open_run(name, c)
     print(
-        f"data: {source}\n{method}, each update: {c.BATCH_SIZE} images, {c.BATCH_SIZE * c.NUM_GENERATIONS} "
-        f"guesses; {c.NUM_SEEDS} seeds side by side, in {run_dir}"
+        f"data: {source}\n{method}, each update: {c.BATCH_SIZE} images, "
+        f"{c.BATCH_SIZE * c.NUM_GENERATIONS} guesses; {c.NUM_SEEDS} seeds side by side, "
+        f"in {run_dir}"
     )
     agents, log, compile_seconds = train(c, data, make_agent, update)
     runs.write_log(run_dir, log, c.SEED, method=method)

@@ -1,6 +1,6 @@
 """What can be computed about GRPO on MNIST instead of trained: the gradient, the pull, the memory.
 
-    python 4_GRPO_MNIST/study.py MNIST_PATH=mnist.npz     # writes gradient.csv, pull.csv and memory.csv
+    python 4_GRPO_MNIST/study.py MNIST_PATH=mnist.npz  # gradient.csv, pull.csv, memory.csv
 
 Constants are those of variants.py. What is trained for the lab book's tables is in study.toml.
 """
@@ -32,8 +32,8 @@ def pull(p: float, num_generations: int, advantage: str) -> float:
     same vector. So is the expectation of any group's estimate, times the number returned here,
     summed over all numbers k of right guesses among G:
 
-        sum_k Binomial(k; G, p) * (sum of A over the right - p / (1 - p) * sum of A over the wrong)
-        / G
+        1 / G * sum_k Binomial(k; G, p)
+              * (sum of A over the right - p / (1 - p) * sum of A over the wrong)
 
     The second term: the wrong digits' gradients, each as likely as pi says, average to
     -p / (1 - p) * grad log pi(right digit), since sum_a pi(a) * grad log pi(a) = 0.

@@ -31,17 +31,14 @@ from data import NUM_DIGITS, NUM_PIXELS
 class Constants(script.Constants):
     """Those of grpo_mnist.py, and what can be exchanged there."""
 
-    METHOD: Literal["grpo", "cross_entropy", "ppo", "reinforce", "exact"] = (
-        "grpo"  # who learns, see above
-    )
+    # who learns, see above
+    METHOD: Literal["grpo", "cross_entropy", "ppo", "reinforce", "exact"] = "grpo"
     NUM_GENERATIONS: settings.Size = 8  # G; 1 has no group: only ADVANTAGE=batch_mean takes it
     ADVANTAGE: Literal["group_std", "group", "batch_mean", "leave_one_out"] = "group_std"  # GRPO's
-    KL_ESTIMATOR: Literal["k1", "k2", "k3"] = (
-        "k3"  # Schulman 2020; as a loss each pulls another way
-    )
-    SKIP_ZERO_VARIANCE: bool = (
-        False  # True: groups whose rewards are all equal do not count in GRPO's mean
-    )
+    # Schulman 2020; as a loss each pulls another way
+    KL_ESTIMATOR: Literal["k1", "k2", "k3"] = "k3"
+    # True: groups whose rewards are all equal do not count in GRPO's mean
+    SKIP_ZERO_VARIANCE: bool = False
 
     def __post_init__(self):
         group = self.NUM_GENERATIONS > 1 or self.ADVANTAGE == "batch_mean"
@@ -52,7 +49,7 @@ class Constants(script.Constants):
 
 # %% Training --------------------------------------------------------------------------------------
 class Agent(NamedTuple):
-    """As grpo_mnist.py's, and a critic. Where nothing looks at it, XLA removes it from the program."""
+    """As grpo_mnist.py's, and a critic. Where nothing uses it, XLA removes it from the program."""
 
     actor: script.MLP
     critic: script.MLP
@@ -229,7 +226,7 @@ def critic_loss(critic: script.MLP, batch: Batch) -> jax.Array:
 
 
 def cross_entropy_loss(c: Constants, actor: script.MLP, batch: Batch) -> tuple[jax.Array, dict]:
-    """-log pi(right digit): supervised learning, which is told the answer instead of being graded."""
+    """-log pi(right digit): supervised learning, which is told the answer, not graded."""
     logits = script.policy(actor, batch.obs).logits
     loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch.label)  # [B]
     return (batch.weight * loss).sum(), {}

@@ -8,54 +8,73 @@ from typing import Literal
 
 from settings import Count, CountOrOff, NonNegative, Share, pair
 
-# fmt: off
 
 @dataclass(frozen=True, kw_only=True)
 class Variants:
     """Alternatives to plain GRPO; grpo_variants.py has a complete function for each."""
 
     # --- the five tables: which function replaces the page's own
-    ROLLOUTS: Literal["fresh", "one-step-ahead", "curriculum"] = "fresh"  # which questions, by which weights
+    # which questions, by which weights
+    ROLLOUTS: Literal["fresh", "one-step-ahead", "curriculum"] = "fresh"
+    # centered: Dr. GRPO; none: only a TEACHER teaches; turn: a turn by what came after it
     ADVANTAGE: Literal[
         "group", "centered", "rloo", "maxrl", "gdpo", "none", "turn", "turn-centered"
-    ] = "group"  # centered: Dr. GRPO; none: only a TEACHER teaches; turn: a turn by what came after it
+    ] = "group"
+    # verl's names; DAPO: token-mean; Dr. GRPO: seq-mean-token-sum-norm
     LOSS_AGG_MODE: Literal[
         "seq-mean-token-mean", "token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
-    ] = "seq-mean-token-mean"  # verl's names; DAPO: token-mean; Dr. GRPO: seq-mean-token-sum-norm
+    ] = "seq-mean-token-mean"
     LOSS_ALGO: Literal["grpo", "dapo", "gspo-token", "cispo"] = "grpo"  # papers: grpo_variants.py
-    KL_LOSS_MODE: Literal["low_var_kl", "kl", "mse_kl"] = "low_var_kl"  # k3 (arXiv 2402.03300, eq. 4), k1, k2
-    METHOD: str = ""  # Python file with your own function for a table: rollouts, advantage, weights, ...
+    # k3 (arXiv 2402.03300, eq. 4), k1, k2
+    KL_LOSS_MODE: Literal["low_var_kl", "kl", "mse_kl"] = "low_var_kl"
+    # Python file with your own function for a table: rollouts, advantage, weights, ...
+    METHOD: str = ""
     # --- what combines with every method
-    EPSILON_HIGH: NonNegative = 0.0  # upper clip range; dapo needs it (0.28); gspo-token, cispo: 0 = EPSILON
-    TEACHER: str = ""  # model in the reference's place, name or folder: on-policy distillation (empty = off)
-    SAMPLER_CORRECTION: NonNegative = pair(laptop=0.0, tpu=2.0)  # cap of pi_old / pi_sampler (0 = off)
-    SAMPLER_WEIGHT: Literal[
-        "token", "token-mask", "sequence", "sequence-mask"
-    ] = "token"  # whose ratio SAMPLER_CORRECTION caps; mask: beyond it the weight is 0
-    ENTROPY_COEF: NonNegative = 0.0  # weight of the entropy in the objective (0 = off), arXiv 1602.01783
+    # upper clip range; dapo needs it (0.28); gspo-token, cispo: 0 = EPSILON
+    EPSILON_HIGH: NonNegative = 0.0
+    # model in the reference's place, name or folder: on-policy distillation (empty = off)
+    TEACHER: str = ""
+    # cap of pi_old / pi_sampler (0 = off)
+    SAMPLER_CORRECTION: NonNegative = pair(laptop=0.0, tpu=2.0)
+    # whose ratio SAMPLER_CORRECTION caps; mask: beyond it the weight is 0
+    SAMPLER_WEIGHT: Literal["token", "token-mask", "sequence", "sequence-mask"] = "token"
+    # weight of the entropy in the objective (0 = off), arXiv 1602.01783
+    ENTROPY_COEF: NonNegative = 0.0
     MASK_OVERLONG: bool = False  # True: answers cut off at the limit are not trained on (DAPO)
-    OVERLONG_BUFFER: CountOrOff = 0  # last tokens before the limit that cost reward (0 = off), DAPO's penalty
-    OVERLONG_PENALTY: NonNegative = 1.0  # reward that an answer at the limit loses by OVERLONG_BUFFER
-    ZERO_VARIANCE_GROUPS: Literal["keep", "skip", "refill"] = "keep"  # refill: ask other questions (DAPO)
+    # last tokens before the limit that cost reward (0 = off), DAPO's penalty
+    OVERLONG_BUFFER: CountOrOff = 0
+    # reward that an answer at the limit loses by OVERLONG_BUFFER
+    OVERLONG_PENALTY: NonNegative = 1.0
+    # refill: ask other questions (DAPO)
+    ZERO_VARIANCE_GROUPS: Literal["keep", "skip", "refill"] = "keep"
     TARGET_KL: NonNegative = 0.0  # nats per token; BETA is steered to keep the KL here (0 = off)
-    TEMPERATURE_END: NonNegative = 0.0  # final temperature, reached linearly over the run (0 = TEMPERATURE)
+    # final temperature, reached linearly over the run (0 = TEMPERATURE)
+    TEMPERATURE_END: NonNegative = 0.0
     ADVANTAGE_CLIP: NonNegative = 0.0  # largest absolute advantage (0 = off)
-    LOGITS_CLIP: NonNegative = 0.0  # largest absolute logit; a clipped logit has no gradient (0 = off)
-    ENVIRONMENT: str = ""  # Python file with a class Environment, for episodes of turns (empty = off)
+    # largest absolute logit; a clipped logit has no gradient (0 = off)
+    LOGITS_CLIP: NonNegative = 0.0
+    # Python file with a class Environment, for episodes of turns (empty = off)
+    ENVIRONMENT: str = ""
     MAX_TURNS: Count = 12  # actions per episode of ENVIRONMENT; longer ones are cut off
-    GAMMA: Share = 1.0  # discount of the environment's rewards per turn; below 1, shorter episodes earn more
+    # discount of the environment's rewards per turn; below 1, shorter episodes earn more
+    GAMMA: Share = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extras:
     """Data, sampling, logging and checkpoints, for any method."""
 
-    TEST_DATASET: str = ""  # files as in DATASET, without weights (empty = the test split of DATASET)
-    BAD_ROWS: Literal["refuse", "skip"] = "refuse"  # rows that cannot be used stop the run, or are left out
-    DRY_RUN: bool = False  # True: check everything that can be checked, say what would happen, and stop
-    TOP_P: Share = 1.0  # (1 = off); below 1 the model trains on another distribution than it samples from
+    # files as in DATASET, without weights (empty = the test split of DATASET)
+    TEST_DATASET: str = ""
+    # rows that cannot be used stop the run, or are left out
+    BAD_ROWS: Literal["refuse", "skip"] = "refuse"
+    # True: check everything that can be checked, say what would happen, and stop
+    DRY_RUN: bool = False
+    # (1 = off); below 1 the model trains on another distribution than it samples from
+    TOP_P: Share = 1.0
     TOP_K: int = -1  # (-1 = off); like TOP_P, it cuts what's sampled, but not what's trained
-    MAX_NONFINITE_UPDATES: CountOrOff = 0  # updates in a row that may be NaN, skipped; one more stops
+    # updates in a row that may be NaN, skipped; one more stops
+    MAX_NONFINITE_UPDATES: CountOrOff = 0
     LOG_ANSWERS_EVERY: CountOrOff = 10  # steps between those whose every answer is kept (0 = none)
     SAVE_INTERVAL_STEPS: Count = pair(laptop=50, tpu=20)  # steps between checkpoints
     MAX_TO_KEEP: Count = 4  # checkpoints kept; each has the params and two Adam moments
@@ -66,7 +85,8 @@ class Arrays:
     """A model's dtypes and compilation; inference.py and pass_at_k reuse the run's."""
 
     DTYPE: Literal["float32", "bfloat16"] = pair(laptop="float32", tpu="bfloat16")  # of activations
-    WEIGHT_DTYPE: Literal["float32", "bfloat16"] = "float32"  # an update of 3e-6 vanishes in bfloat16
+    # an update of 3e-6 vanishes in bfloat16
+    WEIGHT_DTYPE: Literal["float32", "bfloat16"] = "float32"
     SCAN_LAYERS: bool = pair(laptop=False, tpu=True)  # True compiles one layer instead of 32
 
 
@@ -76,21 +96,31 @@ class Machine(Arrays):
     a GPU.
     """
 
-    MACHINE: str = ""  # t4, h100, 8xh100, v6e-8, ...: what DRY_RUN=True plans for (empty = this one)
+    # t4, h100, 8xh100, v6e-8, ...: what DRY_RUN=True plans for (empty = this one)
+    MACHINE: str = ""
     ROLLOUT_ENGINE: Literal["maxtext", "vllm"] = pair(laptop="maxtext", tpu="vllm")  # who generates
+    # what the backward pass computes again, to save memory
     REMAT_POLICY: Literal[
         "none", "full", "minimal", "minimal_with_context", "save_qkv_proj", "save_out_proj"
-    ] = pair(laptop="minimal", tpu="full")  # what the backward pass computes again, to save memory
+    ] = pair(laptop="minimal", tpu="full")
+    # MaxText's attention kernel; autoselected: flash for long sequences, dot_product where it
+    # decodes
     ATTENTION: Literal["dot_product", "flash", "autoselected"] = pair(
         laptop="dot_product", tpu="flash"
-    )  # MaxText's attention kernel; autoselected: flash for long sequences, dot_product where it decodes
-    REFERENCE_OFFLOAD: bool = False  # True: keep the reference in host memory; costs a transfer per step
-    TRAINER_DEVICES_FRACTION: Share = 1.0  # vllm: share of the chips that trains (1.0 and 1.0 = all do both)
+    )
+    # True: keep the reference in host memory; costs a transfer per step
+    REFERENCE_OFFLOAD: bool = False
+    # vllm: share of the chips that trains (1.0 and 1.0 = all do both)
+    TRAINER_DEVICES_FRACTION: Share = 1.0
     SAMPLER_DEVICES_FRACTION: Share = 1.0  # share that generates
-    TRAINER_TENSOR_PARALLEL: Count = 1  # chips that share a matrix product; the rest split weights (FSDP)
-    SAMPLER_DATA_PARALLEL: Count = 1  # copies of the model in vLLM; the chips of a copy share its products
+    # chips that share a matrix product; the rest split weights (FSDP)
+    TRAINER_TENSOR_PARALLEL: Count = 1
+    # copies of the model in vLLM; the chips of a copy share its products
+    SAMPLER_DATA_PARALLEL: Count = 1
     DISTRIBUTED: bool = False  # True: this command runs on several hosts as one (jax.distributed)
     HBM_UTILIZATION_VLLM: Share = 0.5  # share of a sampler chip's memory, counting what's in use
-    LORA_TARGETS: str = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"  # weights that get A and B
-    CHECKPOINT_DIR: str = ""  # folder or gs://bucket/folder (needs gcsfs) for checkpoints (empty = RUN_DIR)
+    # weights that get A and B
+    LORA_TARGETS: str = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
+    # folder or gs://bucket/folder (needs gcsfs) for checkpoints (empty = RUN_DIR)
+    CHECKPOINT_DIR: str = ""
     PROFILE_DIR: str = ""  # folder for a profiler trace of one step, for TensorBoard (empty = off)

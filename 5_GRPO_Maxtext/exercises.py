@@ -1,7 +1,7 @@
 """Write GRPO's three functions yourself. Fill in the bodies, then run the checker:
 
     python 5_GRPO_Maxtext/exercises.py               # each: not begun, right, or wrong, and how
-    python 5_GRPO_Maxtext/exercises.py my_loss.py    # which published loss is the function `loss` of a file?
+    python 5_GRPO_Maxtext/exercises.py my_loss.py    # which published loss is `loss` in a file?
 
 When all three are right, the main script trains the tiny Llama with them, for 30 steps: half a
 minute.
@@ -52,9 +52,10 @@ def grpo_loss(
 ) -> jax.Array:
     """Minus GRPO's objective (arXiv 2402.03300, eq. 3 and 4).
 
-        J = mean_i mean_t [ min(ratio_t * A_i, clip(ratio_t, 1 - epsilon, 1 + epsilon) * A_i) - beta
-        * KL_t ] ratio_t = pi(o_t) / pi_old(o_t) KL_t = pi_ref(o_t) / pi(o_t) - log(pi_ref(o_t) /
-        pi(o_t)) - 1
+        J = mean_i mean_t [ min(ratio_t * A_i, clip(ratio_t, 1 - epsilon, 1 + epsilon) * A_i)
+                            - beta * KL_t ]
+        ratio_t = pi(o_t) / pi_old(o_t)
+        KL_t = pi_ref(o_t) / pi(o_t) - log(pi_ref(o_t) / pi(o_t)) - 1
 
     mean_t is over an answer's own tokens, mean_i over the answers. log_prob is log pi of each
     token, and the gradient flows through this one only; old_log_prob is that of the policy that

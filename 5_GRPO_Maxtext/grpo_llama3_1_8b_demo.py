@@ -25,12 +25,13 @@ This page is plain GRPO, complete. Read it from top to bottom; you only need to 
 Every option (DAPO, GSPO, Dr. GRPO, ...) is a complete function in grpo_variants.py that takes the
 place of one on this page. The packages model/, task/ and run/ serve the run.
 
-    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py                   # tiny Llama, a minute on 2 cores
-    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py --help            # every constant with its comment
+    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py          # tiny Llama, a minute on 2 cores
+    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py --help   # every constant with its comment
     python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py NUM_BATCHES=50 SEED=1
-    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py RUN_DIR=runs/mine     # again: continues where it stopped
-    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py DATASET=mine REWARD_FUNC=my_reward.py python
-    5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py MODEL=meta-llama/Llama-3.1-8B-Instruct DATASET=gsm8k
+    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py RUN_DIR=runs/mine   # again: it continues
+    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py DATASET=mine REWARD_FUNC=my_reward.py
+    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py \
+        MODEL=meta-llama/Llama-3.1-8B-Instruct DATASET=gsm8k
 """
 
 import functools
@@ -55,80 +56,63 @@ class Constants(Variants, Extras, Machine):
     """
 
     # --- the task
-    MODEL: str = (
-        "tiny_llama"  # Hugging Face name, name@revision or folder; "tiny_llama" is in this folder
-    )
-    DATASET: str = (
-        "tiny_gsm8k"  # folder, "gsm8k", .json, .jsonl or .parquet file; a.jsonl:0.7,b.jsonl:0.3
-    )
-    REWARDS: str = (
-        ""  # names, comma-separated (empty = reward_func.py's four for GSM8K, else compute_score)
-    )
-    REWARD_FUNC: str = (
-        ""  # Python file with your own compute_score, or with functions to name in REWARDS
-    )
-    RUN_DIR: str = (
-        ""  # folder of the run; with a checkpoint in it the run continues (empty = a new folder)
-    )
+    # Hugging Face name, name@revision or folder; "tiny_llama" is in this folder
+    MODEL: str = "tiny_llama"
+    # folder, "gsm8k", .json, .jsonl or .parquet file; a.jsonl:0.7,b.jsonl:0.3
+    DATASET: str = "tiny_gsm8k"
+    # names, comma-separated (empty = reward_func.py's four for GSM8K, else compute_score)
+    REWARDS: str = ""
+    # Python file with your own compute_score, or with functions to name in REWARDS
+    REWARD_FUNC: str = ""
+    # folder of the run; with a checkpoint in it the run continues (empty = a new folder)
+    RUN_DIR: str = ""
     SEED: Seed = 0  # orders the questions and samples the answers; the weights come from MODEL
+    # what the model is asked to write; built-in rewards that want <think> swap the tags, your own
+    # don't
     SYSTEM_PROMPT: str = (
         "You are given a problem. Think about it and write your reasoning between <reasoning> and "
-        "</reasoning>. Then give the final answer, one number and nothing else, between <answer> and "
-        "</answer>."
-    )  # what the model is asked to write; built-in rewards that want <think> swap the tags, your own don't
-    TEMPLATE: str = (
-        pair(  # the tiny Llama learned its format from demonstrations; it follows no instructions
-            laptop="{question}", tpu="{system_prompt}\n\n{question}"
-        )
-    )  # the user's message, put inside the tokenizer's chat template
+        "</reasoning>. Then give the final answer, one number and nothing else, between <answer> "
+        "and </answer>."
+    )
+    # the user's message, put inside the tokenizer's chat template
+    TEMPLATE: str = pair(laptop="{question}", tpu="{system_prompt}\n\n{question}")
     # --- sampling
-    MAX_PROMPT_LENGTH: Count = pair(
-        laptop=28, tpu=256
-    )  # tokens with template; longer questions are left out
-    TOTAL_GENERATION_STEPS: TwoOrMore = pair(
-        laptop=28, tpu=768
-    )  # tokens per answer; longer ones are cut off
+    # tokens with template; longer questions are left out
+    MAX_PROMPT_LENGTH: Count = pair(laptop=28, tpu=256)
+    # tokens per answer; longer ones are cut off
+    TOTAL_GENERATION_STEPS: TwoOrMore = pair(laptop=28, tpu=768)
     TEMPERATURE: Positive = 1.0  # 1 = the policy itself; lower makes the G answers agree
     # --- GRPO
-    BATCH_SIZE: Count = pair(
-        laptop=16, tpu=64
-    )  # questions per step; more: less noise, more memory and time
+    # questions per step; more: less noise, more memory and time
+    BATCH_SIZE: Count = pair(laptop=16, tpu=64)
     NUM_GENERATIONS: TwoOrMore = 8  # G, answers per question; with few, many groups have no signal
     NUM_BATCHES: Count = pair(laptop=100, tpu=116)  # training steps, each on one batch of questions
     NUM_ITERATIONS: Count = pair(laptop=2, tpu=1)  # mu, updates per batch; at 1 the ratio is 1
     EPSILON: NonNegative = 0.2  # clip range of the ratio; larger allows larger policy updates
-    BETA: NonNegative = pair(
-        laptop=0.08, tpu=0.001
-    )  # weight of the KL to the starting model (0 = none)
+    # weight of the KL to the starting model (0 = none)
+    BETA: NonNegative = pair(laptop=0.08, tpu=0.001)
     # --- optimizer: AdamW, linear warm-up, cosine decay to 0
-    LEARNING_RATE: NonNegative = pair(
-        laptop=5e-4, tpu=8e-5
-    )  # peak; for all weights of 8 B (no LoRA) 1e-6
+    # peak; for all weights of 8 B (no LoRA) 1e-6
+    LEARNING_RATE: NonNegative = pair(laptop=5e-4, tpu=8e-5)
     WARMUP_FRACTION: BelowOne = 0.1  # share of all steps (0 = off); the rest is for the decay
     MAX_GRAD_NORM: NonNegative = 1.0  # gradient clip; lower it if the KL runs away (0 = off)
     B1: BelowOne = 0.9  # decay of Adam's mean of the gradient; larger remembers longer
     B2: BelowOne = 0.99  # decay of Adam's mean of its square
     WEIGHT_DECAY: NonNegative = 0.1  # decoupled weight decay, times the learning rate (0 = off)
-    LORA_RANK: CountOrOff = pair(
-        laptop=0, tpu=32
-    )  # rank r of A [in, r], B [r, out] (0 = train all weights)
+    # rank r of A [in, r], B [r, out] (0 = train all weights)
+    LORA_RANK: CountOrOff = pair(laptop=0, tpu=32)
     LORA_ALPHA: Positive = pair(laptop=16.0, tpu=32.0)  # A B is added times LORA_ALPHA / LORA_RANK
-    TRAIN_MICRO_BATCH_SIZE: CountOrOff = pair(
-        laptop=0, tpu=2
-    )  # questions per gradient pass (0 = all)
+    # questions per gradient pass (0 = all)
+    TRAIN_MICRO_BATCH_SIZE: CountOrOff = pair(laptop=0, tpu=2)
     # --- evaluation
-    NUM_TEST_QUESTIONS: Count = pair(
-        laptop=512, tpu=1_319
-    )  # test questions, from the top of the test set
-    EVAL_CONFIG: Literal["greedy", "standard", "liberal"] = (
-        "standard"  # of all evaluations: model/rollout.py
-    )
-    EVAL_EVERY: CountOrOff = pair(
-        laptop=25, tpu=20
-    )  # steps between evaluations during training (0 = none)
-    EVAL_QUESTIONS: Count = pair(
-        laptop=128, tpu=512
-    )  # held out for it; not trained on, not in the test
+    # test questions, from the top of the test set
+    NUM_TEST_QUESTIONS: Count = pair(laptop=512, tpu=1_319)
+    # of all evaluations: model/rollout.py
+    EVAL_CONFIG: Literal["greedy", "standard", "liberal"] = "standard"
+    # steps between evaluations during training (0 = none)
+    EVAL_EVERY: CountOrOff = pair(laptop=25, tpu=20)
+    # held out for it; not trained on, not in the test
+    EVAL_QUESTIONS: Count = pair(laptop=128, tpu=512)
 
 
 # %% Imports ---------------------------------------------------------------------------------------
@@ -234,7 +218,7 @@ def clipped_objective(pi: Pi, batch: Batch, c: Constants) -> tuple[jax.Array, ja
 
 
 def k3(log_ref_ratio: jax.Array) -> jax.Array:
-    """KL_t = pi_ref / pi - log(pi_ref / pi) - 1, never negative (arXiv 2402.03300, eq. 4); [N, T]."""
+    """KL_t = pi_ref / pi - log(pi_ref / pi) - 1 >= 0 (arXiv 2402.03300, eq. 4); [N, T]."""
     return jnp.expm1(log_ref_ratio) - log_ref_ratio  # exp(x) - 1 would lose its digits near 0
 
 

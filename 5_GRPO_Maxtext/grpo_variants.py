@@ -100,8 +100,8 @@ def maxrl_advantage(samples):
     rewards = samples.rewards  # [B, G]
     if (least := rewards.min()) < 0:
         raise UserError(
-            f"ADVANTAGE=maxrl: divides by the mean reward, and one is {least:g}; take rewards that are never "
-            "negative, such as REWARDS=correctness_reward"
+            f"ADVANTAGE=maxrl: divides by the mean reward, and one is {least:g}; take rewards that "
+            "are never negative, such as REWARDS=correctness_reward"
         )
     mean = rewards.mean(axis=1, keepdims=True)  # [B, 1]
     return (rewards - mean) / np.where(mean > 0, mean, 1.0)
@@ -148,7 +148,7 @@ def centered_turn_advantage(samples):
 
 
 def centered_turns(samples):
-    """R_ik - mean_i R_ik, and whether answer i reached turn k: [B, G, K] each; K is the most turns."""
+    """R_ik - mean_i R_ik, and whether answer i reached turn k: [B, G, K] each, K the most turns."""
     episodes = samples.answers.texts  # [B, G]
     to_go = np.full((*episodes.shape, samples.answers.turn.max() + 1), np.nan)  # [B, G, K]
     for place, episode in np.ndenumerate(episodes):
@@ -204,7 +204,7 @@ WEIGHTS = {
 }
 
 
-# %% LOSS_ALGO: of pi, batch and constants; the objective [N, T], and which tokens the clip changes -------
+# %% LOSS_ALGO: of pi, batch and constants; the objective [N, T], and the tokens the clip changes -
 def clip_higher_objective(pi, batch, c):
     """DAPO's clip-higher (arXiv 2503.14476, eq. 10): the clip has a separate upper bound.
 
@@ -276,7 +276,7 @@ def truncated_weight(batch, cap):
 
 
 def masked_weight(batch, cap):
-    """IcePop (arXiv 2510.18855): a token's pi_old / pi_sampler if it's within 1/cap..cap, else 0."""
+    """IcePop (arXiv 2510.18855): a token's pi_old / pi_sampler if within 1/cap..cap, else 0."""
     weight = jnp.exp(
         jnp.clip(batch.old_log_prob - batch.sampler_log_prob, max=MAX_LOG_SEQUENCE_RATIO)
     )
@@ -294,7 +294,7 @@ def sequence_weight(batch, cap):
 
 
 def masked_sequence_weight(batch, cap):
-    """pi_old / pi_sampler of the whole answer, 0 if it's above cap (arXiv 2510.26788, section 4.2)."""
+    """pi_old / pi_sampler of the whole answer, 0 above cap (arXiv 2510.26788, section 4.2)."""
     weight = sequence_weight(batch, math.inf)
     return jnp.where(weight <= cap, weight, 0.0)
 

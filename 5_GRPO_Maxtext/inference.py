@@ -3,12 +3,11 @@ questions.
 
     python 5_GRPO_Maxtext/inference.py "Kim has 8 cards and loses 6. How many cards are there now?"
     python 5_GRPO_Maxtext/inference.py                                     # the built-in questions
-    python 5_GRPO_Maxtext/inference.py SAMPLES=8 "Tom has 3 boxes with 5 coins in each box. How
-    many?"
-    python 5_GRPO_Maxtext/inference.py CHECKPOINT=runs/mine COMPARE=True   # before and after training
-    python 5_GRPO_Maxtext/inference.py CHECKPOINT=runs/mine PAGE=True ANSWER=15 "Tom has 3 boxes
-    with 5 ..." python 5_GRPO_Maxtext/inference.py CHECKPOINT=runs/mine/50 INPUT=questions.jsonl
-    OUTPUT=answers.jsonl
+    python 5_GRPO_Maxtext/inference.py SAMPLES=8 "Tom has 3 boxes with 5 coins in each box. ..."
+    python 5_GRPO_Maxtext/inference.py CHECKPOINT=runs/mine COMPARE=True   # before and after
+    python 5_GRPO_Maxtext/inference.py CHECKPOINT=runs/mine PAGE=True ANSWER=15 "Tom has 3 ..."
+    python 5_GRPO_Maxtext/inference.py CHECKPOINT=runs/mine/50 \
+        INPUT=questions.jsonl OUTPUT=answers.jsonl
 
 The answer to your own question is streamed. Decoding is greedy unless you set SAMPLING or SAMPLES.
 MODEL, prompt, lengths, rewards and LoRA come from the run's constants.json unless the command line
@@ -38,46 +37,37 @@ from task.grading import parse_number
 class Constants(Arrays):
     """Edit a value here, or give it for one run as NAME=value. Arrays: constants.py."""
 
-    CHECKPOINT: str = (
-        ""  # a run's folder, runs/mine/50, or base (empty = newest run in runs/, else base)
-    )
+    # a run's folder, runs/mine/50, or base (empty = newest run in runs/, else base)
+    CHECKPOINT: str = ""
     MODEL: str = ""  # Hugging Face name or folder (empty = the run's, and tiny_llama for base)
     COMPARE: bool = False  # True: the answers from before training above those of CHECKPOINT
     SAMPLES: Count = 1  # answers per question; above 1 the most frequent answer is the vote
     PAGE: bool = False  # True: answers.html in the run's folder shows them; 8 SAMPLES instead of 1
     ANSWER: str = ""  # the right answer to the question on the command line; then it is graded
-    SAMPLING: Literal["", "greedy", "standard", "liberal"] = (
-        ""  # (empty = greedy; standard if SAMPLES > 1)
-    )
+    # (empty = greedy; standard if SAMPLES > 1)
+    SAMPLING: Literal["", "greedy", "standard", "liberal"] = ""
     SEED: Seed = 0  # of the samples; greedy answers do not depend on it
-    INPUT: str = (
-        ""  # JSON, JSONL or Parquet file with question or prompt; answer or ground_truth is graded
-    )
-    OUTPUT: str = (
-        ""  # JSONL file: INPUT's rows and the answers (empty = INPUT's name with .answers)
-    )
+    # JSON, JSONL or Parquet file with question or prompt; answer or ground_truth is graded
+    INPUT: str = ""
+    # JSONL file: INPUT's rows and the answers (empty = INPUT's name with .answers)
+    OUTPUT: str = ""
     BATCH_SIZE: Count = 64  # answers decoded at once; more: faster, and more memory
     REWARDS: str = ""  # names, comma-separated (empty = compute_score if INPUT has a data_source)
-    REWARD_FUNC: str = (
-        ""  # Python file with your own compute_score; a run's is run only if named here
-    )
+    # Python file with your own compute_score; a run's is run only if named here
+    REWARD_FUNC: str = ""
     # --- how a run asked; without one, how the main script would
+    # what the model is asked to write
     SYSTEM_PROMPT: str = (
         "You are given a problem. Think about it and write your reasoning between <reasoning> and "
-        "</reasoning>. Then give the final answer, one number and nothing else, between <answer> and "
-        "</answer>."
-    )  # what the model is asked to write
-    TEMPLATE: str = (
-        pair(  # the tiny Llama learned its format from demonstrations; it knows no instructions
-            laptop="{question}", tpu="{system_prompt}\n\n{question}"
-        )
-    )  # the user's message, put inside the tokenizer's chat template
-    MAX_PROMPT_LENGTH: Count = pair(
-        laptop=28, tpu=256
-    )  # tokens with template; longer ones are refused
-    TOTAL_GENERATION_STEPS: TwoOrMore = pair(
-        laptop=28, tpu=768
-    )  # tokens per answer; longer ones are cut off
+        "</reasoning>. Then give the final answer, one number and nothing else, between <answer> "
+        "and </answer>."
+    )
+    # the user's message, put inside the tokenizer's chat template
+    TEMPLATE: str = pair(laptop="{question}", tpu="{system_prompt}\n\n{question}")
+    # tokens with template; longer ones are refused
+    MAX_PROMPT_LENGTH: Count = pair(laptop=28, tpu=256)
+    # tokens per answer; longer ones are cut off
+    TOTAL_GENERATION_STEPS: TwoOrMore = pair(laptop=28, tpu=768)
 
 
 # Constants we reuse from a run. Its BATCH_SIZE and SEED mean something else, and its REWARD_FUNC
@@ -164,7 +154,7 @@ def find_checkpoint(c: Constants) -> Checkpoint | None:
 
 
 def read_rows(c: Constants, question: str) -> list[dict[str, Any]]:
-    """INPUT's questions, `question`, or the built-in ones: rows as from `questions.read_questions`."""
+    """INPUT's questions, `question`, or the built-in ones; rows as `read_questions` returns."""
     if c.INPUT:
         fault = None if c.REWARD_FUNC else task_rewards.ground_truth_fault
         return questions.read_questions(
@@ -217,8 +207,8 @@ def add_prompts(c: Constants, rows, tokenizer, think_tags: bool = False) -> list
     rows, too_long = prompts.with_prompts(c, numbered, tokenizer, think_tags)
     for _, number, length in too_long:
         raise UserError(
-            f"MAX_PROMPT_LENGTH={c.MAX_PROMPT_LENGTH}: question {number} takes {length} tokens, template "
-            "included; shorten it, or raise the limit (longer ones were not trained)"
+            f"MAX_PROMPT_LENGTH={c.MAX_PROMPT_LENGTH}: question {number} takes {length} tokens, "
+            "template included; shorten it, or raise the limit (longer ones were not trained)"
         )
     unknown = []
     for row in rows:
@@ -229,7 +219,8 @@ def add_prompts(c: Constants, rows, tokenizer, think_tags: bool = False) -> list
         ]
     if unknown:
         print(
-            f"note: {c.MODEL} has no token for {' '.join(dict.fromkeys(unknown))!r}, and cannot see it"
+            f"note: {c.MODEL} has no token for {' '.join(dict.fromkeys(unknown))!r}, "
+            "and cannot see it"
         )
     return rows
 

@@ -10,7 +10,7 @@ axes:
 The layer's code never changes, only the rules do. The compiler derives the communication between
 devices (the collectives) from them, and the result stays the same. Run it on 8 virtual CPU devices:
 
-    python 5_GRPO_Maxtext/mesh_and_axis_rules.py        # 31 s of one core of an AMD EPYC, imports included
+    python 5_GRPO_Maxtext/mesh_and_axis_rules.py   # 31 s of one core of an AMD EPYC, with imports
 
 This doesn't show speed. Virtual devices share one processor; on real ones the collectives cost
 time.
@@ -110,7 +110,7 @@ from run.machine import CHIPS
 
 # %% The mesh, the layer, the rules ----------------------------------------------------------------
 def make_mesh(strategy: Strategy) -> Mesh:
-    """The machine's first devices as a grid; Auto lets the compiler choose unspecified shardings."""
+    """The machine's first devices as a grid; Auto: the compiler chooses unspecified shardings."""
     devices = jax.devices()[: math.prod(strategy.mesh_shape)]
     return jax.make_mesh(
         strategy.mesh_shape, ("data", "model"), (AxisType.Auto,) * 2, devices=devices
@@ -145,7 +145,8 @@ def train_step(layer: nnx.Linear, inputs: jax.Array, targets: jax.Array, learnin
 
 # %% The compiler's collectives --------------------------------------------------------------------
 COLLECTIVE = re.compile(
-    r"= (?P<shapes>\(.*?\)|\S+) (?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)"
+    r"= (?P<shapes>\(.*?\)|\S+) "
+    r"(?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)"
     r"(?:-start)?\((?P<rest>.*)"
 )
 
@@ -376,12 +377,13 @@ def main(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     show_layer(results["both"])
     tables = {"strategies": strategy_table(results)}
     print(
-        "\n3. The same layer under other rules. Difference: to one device, relative, of outputs, loss, "
-        f"updated weights and gradients\n\n{tables['strategies']}"
+        "\n3. The same layer under other rules. Difference: to one device, relative, of outputs, "
+        f"loss, updated weights and gradients\n\n{tables['strategies']}"
     )
     tables["ledger"] = ledger_table(llama_8b_axes())
     print(
-        f"\n4. The memory ledger of Llama 3.1 8B, per device (no activations yet)\n\n{tables['ledger']}"
+        "\n4. The memory ledger of Llama 3.1 8B, "
+        f"per device (no activations yet)\n\n{tables['ledger']}"
     )
     llamas = {name: run_llama(c, STRATEGIES[name]) for name in ("one device", "both", "FSDP")}
     tables["llama"] = llama_table(llamas)

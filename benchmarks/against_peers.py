@@ -1,22 +1,23 @@
-"""Folders 2 and 3 against Stable-Baselines3, rejax, purejaxrl and CleanRL, one after another, on
-one machine.
+"""Folders 2 and 3 against Stable-Baselines3, rejax, purejaxrl and CleanRL, on one machine.
 
-Every row names its settings: ours are the script's defaults, those of Stable-Baselines3 come from
-rl-zoo, those of the others from their own repositories, or stand in their script here. Peers live
-in environments of their own, and CleanRL and purejaxrl are clones, which run as they are:
+They run one after another. Every row names its settings: ours are the script's defaults, those of
+Stable-Baselines3 come from rl-zoo, those of the others from their own repositories, or stand in
+their script here. Peers live in environments of their own, and CleanRL and purejaxrl are clones,
+which run as they are:
 
-    python3.12 -m venv /tmp/sb3 && /tmp/sb3/bin/pip install stable-baselines3 python3.12 -m venv
-    /tmp/rejax && /tmp/rejax/bin/pip install rejax 'gymnax<1' gymnasium git clone
-    https://github.com/luchris429/purejaxrl /tmp/peers/purejaxrl git clone
-    https://github.com/vwxyzjn/cleanrl /tmp/peers/cleanrl uv venv -p 3.10 /tmp/purejaxrl && uv pip
-    install -p /tmp/purejaxrl/bin/python --exclude-newer 2024-09-10 \
+    python3.12 -m venv /tmp/sb3 && /tmp/sb3/bin/pip install stable-baselines3
+    python3.12 -m venv /tmp/rejax && /tmp/rejax/bin/pip install rejax 'gymnax<1' gymnasium
+    git clone https://github.com/luchris429/purejaxrl /tmp/peers/purejaxrl
+    git clone https://github.com/vwxyzjn/cleanrl /tmp/peers/cleanrl
+    uv venv -p 3.10 /tmp/purejaxrl
+    uv pip install -p /tmp/purejaxrl/bin/python --exclude-newer 2024-09-10 \
         -r /tmp/peers/purejaxrl/requirements.txt gymnasium
-    uv venv -p 3.11 /tmp/cleanrl && uv pip install -p /tmp/cleanrl/bin/python torch==2.4.1
-        tensorboard tyro \ jax==0.4.31 jaxlib==0.4.31 flax==0.9.0 optax==0.2.3 'numpy<2'
-        gymnasium==0.29.1 'setuptools<70'
-    python benchmarks/against_peers.py 2_Cart_Pole_DQN SB3=/tmp/sb3/bin/python
-        REJAX=/tmp/rejax/bin/python \ PUREJAXRL=/tmp/purejaxrl/bin/python
-        PUREJAXRL_CHECKOUT=/tmp/peers/purejaxrl \ CLEANRL=/tmp/cleanrl/bin/python
+    uv venv -p 3.11 /tmp/cleanrl
+    uv pip install -p /tmp/cleanrl/bin/python torch==2.4.1 tensorboard tyro jax==0.4.31 \
+        jaxlib==0.4.31 flax==0.9.0 optax==0.2.3 'numpy<2' gymnasium==0.29.1 'setuptools<70'
+    python benchmarks/against_peers.py 2_Cart_Pole_DQN SB3=/tmp/sb3/bin/python \
+        REJAX=/tmp/rejax/bin/python PUREJAXRL=/tmp/purejaxrl/bin/python \
+        PUREJAXRL_CHECKOUT=/tmp/peers/purejaxrl CLEANRL=/tmp/cleanrl/bin/python \
         CLEANRL_CHECKOUT=/tmp/peers/cleanrl
     python benchmarks/against_peers.py 3_Pendulum ...           # the same options
 

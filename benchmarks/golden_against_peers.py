@@ -58,7 +58,7 @@ def value_and_gradient(loss: Callable) -> tuple[float, np.ndarray]:
 
 # %% TRL -------------------------------------------------------------------------------------------
 def trl_self(log_prob: torch.Tensor) -> SimpleNamespace:
-    """What `_compute_loss` reads of its trainer: no model, one process, no accumulation, no extras."""
+    """What `_compute_loss` reads of its trainer: no model, one process, no accumulation."""
     return SimpleNamespace(
         _get_per_token_logps_and_entropies=lambda *_, **__: (
             log_prob,

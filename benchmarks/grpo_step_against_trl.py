@@ -5,9 +5,10 @@ Both train the shipped tiny Llama for 60 steps of 16 prompts x 8 answers, 28 + 2
 same four reward functions; the first 10 steps (compilation, warm-up) are left out. A ratio is of
 the two runs of one round, minutes apart. TRL lives in an environment of its own:
 
-    python3 -m venv /tmp/trl /tmp/trl/bin/pip install torch==2.13.0 trl==1.16.0 transformers==5.12.1
-    accelerate==1.15.0 datasets==5.2.0 python benchmarks/grpo_step_against_trl.py
-    PEER=/tmp/trl/bin/python [ROUNDS=5]
+    python3 -m venv /tmp/trl
+    /tmp/trl/bin/pip install torch==2.13.0 trl==1.16.0 transformers==5.12.1 \
+        accelerate==1.15.0 datasets==5.2.0
+    python benchmarks/grpo_step_against_trl.py PEER=/tmp/trl/bin/python [ROUNDS=5]
 
 Writes benchmarks/grpo_step_against_trl.csv: one row per run, in the order they ran.
 """
@@ -130,7 +131,8 @@ def main() -> None:
     write_csv(HERE / "grpo_step_against_trl.csv", rows)
     for beta, found in ratios.items():
         print(
-            f"beta {beta}: ratio {statistics.median(found):.2f} in the median, {max(found):.2f} at worst"
+            f"beta {beta}: ratio {statistics.median(found):.2f} in the median, "
+            f"{max(found):.2f} at worst"
         )
 
 

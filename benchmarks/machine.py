@@ -23,7 +23,7 @@ def processor() -> str:
 
 
 def clocks() -> np.ndarray:
-    """Seconds of the wall, and the processor's of all threads, float64 [2]; only differences count."""
+    """Seconds of the wall, and of all threads' processor, float64 [2]; only differences count."""
     return np.array([time.perf_counter(), time.process_time()])
 
 

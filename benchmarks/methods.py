@@ -1,9 +1,9 @@
 """What does each method buy? Every variant of GRPO on a task that can tell them apart, seven seeds
 each.
 
-    python benchmarks/methods.py                            # all of them; goes on where it was stopped
+    python benchmarks/methods.py                      # all of them; goes on where it stopped
     python benchmarks/methods.py METHOD=my_method.py        # and yours: a file with one function
-    python benchmarks/methods.py METHODS="GRPO;MaxRL" SEEDS=3 OUT=runs/short    # some of them, elsewhere
+    python benchmarks/methods.py METHODS="GRPO;MaxRL" SEEDS=3 OUT=runs/short  # some of them
 
 The task is examples/larger_numbers, and how it was chosen stands in folder 5's docs/methods.md,
 with what is found. Two runs at a time, each on a core of its own, in runs/measure: what is there is
@@ -41,9 +41,8 @@ from settings import Count, UserError
 class Constants:
     """Edit a value here, or give it for one call as NAME=value."""
 
-    METHOD: str = (
-        ""  # Python file with a piece of the loss (docs/methods.md); joins the table as its name
-    )
+    # Python file with a piece of the loss (docs/methods.md); joins the table as its name
+    METHOD: str = ""
     METHODS: str = ""  # names, divided by semicolons (empty = all, and METHOD)
     SEEDS: Count = 7  # seeds 0, 1, ... of each
     WORKERS: Count = 2  # runs at a time, each on a core of its own
@@ -146,7 +145,7 @@ def run_all(c: Constants, methods: Sequence[str]) -> None:
 
 # %% Figures ---------------------------------------------------------------------------------------
 def collect(c: Constants, methods: Sequence[str]) -> tuple[pd.DataFrame, ...]:
-    """A line per run, a line per evaluation, and a line per method and k, from the runs' folders."""
+    """A line per run, per evaluation, and per method and k, from the runs' folders."""
     lines, curves, by_k = [], [], []
     for method in methods:
         asked = pd.read_csv(asked_of(c, method).folder(STORE) / "pass_at_k.csv")

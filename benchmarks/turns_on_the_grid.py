@@ -1,7 +1,7 @@
 """The tiny Llama on chapter 1's grid: what it learns by turns, what credit is worth, and the usual
 mistakes.
 
-    python benchmarks/turns_on_the_grid.py    # goes on where it was stopped: runs are kept in runs/measure
+    python benchmarks/turns_on_the_grid.py    # goes on where it stopped: runs are in runs/measure
 
 Tables are in 5_GRPO_Maxtext/assets: `turns.csv` (a line per run), `turns_curves.csv` (a line per
 run and step), `turns_starts.csv` (a line per start), `turns_credit.csv`, `turns_price.csv`. They
@@ -47,9 +47,10 @@ world = load_file(FOLDER / "examples" / "grid" / "grid_world.py", "ENVIRONMENT")
 GAMMA = 0.99  # chapter 1's
 STEPS = 30
 COMMON = (
-    f"ENVIRONMENT=examples/grid/grid_world.py MODEL=tiny_grid DATASET=examples/grid/plain GAMMA={GAMMA} "
-    "NUM_ITERATIONS=1 LEARNING_RATE=1e-3 MAX_PROMPT_LENGTH=5 TOTAL_GENERATION_STEPS=48 MAX_TURNS=8 "
-    f"BATCH_SIZE=15 BETA=0.0 NUM_BATCHES={STEPS} EVAL_EVERY=0 EVAL_CONFIG=greedy NUM_TEST_QUESTIONS=15 "
+    "ENVIRONMENT=examples/grid/grid_world.py MODEL=tiny_grid DATASET=examples/grid/plain "
+    f"GAMMA={GAMMA} NUM_ITERATIONS=1 LEARNING_RATE=1e-3 MAX_PROMPT_LENGTH=5 "
+    f"TOTAL_GENERATION_STEPS=48 MAX_TURNS=8 BATCH_SIZE=15 BETA=0.0 NUM_BATCHES={STEPS} "
+    "EVAL_EVERY=0 EVAL_CONFIG=greedy NUM_TEST_QUESTIONS=15 "
     f"LOG_ANSWERS_EVERY=10 SAVE_INTERVAL_STEPS={STEPS}"
 )
 # where twelve moves may be needed

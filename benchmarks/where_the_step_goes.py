@@ -140,7 +140,8 @@ def main() -> None:
     forward, gradient, parameters = programs(c, llm, batches[-1])
     whole = sum(spent.values())
     print(
-        f"\n{f'a step, median of {len(counted)}':24s} {'wall':>8s} {'cpu':>8s}   share  (milliseconds)"
+        f"\n{f'a step, median of {len(counted)}':24s} {'wall':>8s} "
+        f"{'cpu':>8s}   share  (milliseconds)"
     )
     for name, times in spent.items():
         print(row(name, *times, whole[1]))
@@ -151,7 +152,8 @@ def main() -> None:
     shared = c.NUM_GENERATIONS if faster_on_cpu.shares_prompts(llm.actor) else 1
     prompts, completions, both = useful_share(masks, shared)
     print(
-        f"\npositions that hold a token: prompts {prompts:.0%}, answers {completions:.0%}, both {both:.0%}"
+        f"\npositions that hold a token: prompts {prompts:.0%}, answers {completions:.0%}, "
+        f"both {both:.0%}"
     )
 
 

@@ -205,7 +205,10 @@ def best_of_tune(table: Path) -> list[dict[str, Any]]:
         rate, interval = means.sort_values(scores + keys).iloc[-1][keys]
         words = f"LEARNING_RATE={rate}"
         if learner != "ours":
-            words = f"N_STEPS=1 DOUBLE_DQN=False SCALE_OBSERVATIONS=False {words} LEARNING_RATE_END={rate}"
+            words = (
+                "N_STEPS=1 DOUBLE_DQN=False SCALE_OBSERVATIONS=False "
+                f"{words} LEARNING_RATE_END={rate}"
+            )
         rows.append({"learner": learner, "changed": f"{words} TARGET_SYNC_INTERVAL={interval}"})
     return rows
 

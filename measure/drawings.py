@@ -73,7 +73,7 @@ def plan(height: float, items: Sequence[Sequence[Any]], bottom: float = 0) -> Fi
 
 
 def drawn(name: str, *tables: Path) -> Figure:
-    """The picture that a study.toml names: of drawings.toml, or a function here or in pictures.py."""
+    """The picture that a study.toml names: of drawings.toml, or a function here or in pictures."""
     if name in PLANS:
         return plan(**PLANS[name])
     return (getattr(pictures, name, None) or globals()[name])(*tables)

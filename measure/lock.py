@@ -29,7 +29,7 @@ def digest(*parts: Any) -> str:
 
 
 def edited(folder: Path, edits: Edits) -> dict[Path, str]:
-    """The changed files' texts. Raises SystemExit where an old text isn't in its file exactly once."""
+    """The changed files' texts; SystemExit where an old text isn't in its file exactly once."""
     texts: dict[Path, str] = {}
     for name, old, new in edits:
         path = folder / name

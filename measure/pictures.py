@@ -67,7 +67,7 @@ rcParams.update(
 
 # %% Light and dark, English and Chinese -----------------------------------------------------------
 def chinese(text: str) -> str:
-    """A label in Chinese, from chinese.toml, where # stands for each number. Code and numbers stay."""
+    """A label in Chinese, from chinese.toml, where # stands for a number; code and numbers stay."""
     numbers = iter(NUMBER.findall(text))
     found = CHINESE.get(NUMBER.sub("#", text))
     if found is None and "\n" in text:  # a line is a label of its own, unless the whole is one
@@ -159,7 +159,7 @@ def key_below(figure: Figure, axes: Axes, columns: int = 2) -> Figure:
 
 
 def by_seed(groups: dict[str, tuple[np.ndarray, str]], height: float) -> tuple[Figure, Axes]:
-    """A line for each row of a study, a dot for each seed's last policy, and a word at the right."""
+    """A line per row of a study, a dot per seed's last policy, and a word at the right."""
     figure, [axes] = panels(1, height=height * len(groups) + 0.9)
     for y, (returns, word) in enumerate(groups.values()):
         # Spread out vertically, else ten seeds at one place look like one
@@ -195,7 +195,7 @@ def q_table(table: Path) -> Figure:
 
 
 def step_sizes(curves: Path) -> Figure:
-    """Above: largest error. Below: return. Lines are means over the seeds, bands lowest to highest."""
+    """Above: largest error. Below: return. Lines: means of the seeds; bands: lowest to highest."""
     figure, both = panels(2, sharex=True)
     groups, colors = (
         pd.read_csv(curves).groupby("changed", sort=False),
@@ -397,7 +397,7 @@ def pull(table: Path) -> Figure:
 
 # %% Folder 5 --------------------------------------------------------------------------------------
 def report(log: Path, seeds: Path) -> Figure:
-    """While a run trains: its own answers and held-out questions. Below: the test before and after."""
+    """While a run trains: its answers and held-out questions. Below: the test before and after."""
     rows, result = pd.read_csv(log), pd.read_csv(seeds).iloc[0]
     reading, column = "answer", "correct"
     if result.after_answer_accuracy < 0.1:  # answers are paid by their last number

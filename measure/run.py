@@ -1,12 +1,13 @@
-"""Makes the committed tables and pictures: `make figures`. Each chapter's study.toml says what is
-measured.
+"""Makes the committed tables and pictures: `make figures`.
 
-    python -m measure.run STALE=True                                  # what's out of date, and the minutes
-    python -m measure.run ONLY=2_Cart_Pole_DQN                        # a chapter; or one product's path
-    python -m measure.run MNIST_PATH=mnist.npz WORKERS=2              # all that's out of date: hours; resumes
-    python -m measure.run PICTURES=True                               # only the pictures: half a minute
-    python -m measure.run CHECK=True ONLY=3_Pendulum                  # a row of each anew: still the same?
-    python -m measure.run MARK=True                                   # marks in lock.json what's out of date
+Each chapter's study.toml says what is measured.
+
+    python -m measure.run STALE=True                      # what's out of date, and the minutes
+    python -m measure.run ONLY=2_Cart_Pole_DQN            # a chapter; or one product's path
+    python -m measure.run MNIST_PATH=mnist.npz WORKERS=2  # all that's out of date: hours; resumes
+    python -m measure.run PICTURES=True                   # only the pictures: half a minute
+    python -m measure.run CHECK=True ONLY=3_Pendulum      # a row of each anew: still the same?
+    python -m measure.run MARK=True                       # marks in lock.json what's out of date
 
 A row of a study is a script with some constants, perhaps in a copy of its folder with a few lines
 replaced (a mistake on purpose). Each runs as a process in runs/measure, and is found again by the
@@ -346,7 +347,7 @@ def chosen(only: str) -> list[Job]:
 
 
 def stale(found: Sequence[Job]) -> list[tuple[Job, Path, str]]:
-    """The products among them that are out of date, and why. What's made from such a table is, too."""
+    """The products that are out of date, and why. What's made from such a table is, too."""
     entries, old = lock.read(), {}
     for job in jobs():  # tables stand before what is made from them
         hashes, tables = job.hashes(), [path.name for path in job.sources() if path in old]

@@ -14,7 +14,7 @@ its end takes some of the rows, 100*column is in percent. "{words}" is what the 
 of the line's key.
 
 A table `constants:FILE:CLASS` has the constants of a dataclass, or of several (A+B). Its remarks
-are the comments beside them; the Chinese ones are written in the page.
+are the comments beside or above them; the Chinese ones are written in the page.
 """
 
 import ast
@@ -158,7 +158,7 @@ def described(folder: Path, page: dict[str, Any], language: int) -> list[list[st
     return lines
 
 
-# %% Tables that are more than figures by row: lines, whose heading stands in study.toml if not here --------
+# %% Tables that are more than figures by row; study.toml has the headings that are missing here ---
 def measured_when(folder: Path, language: int) -> list[list[str]]:
     """What was measured when, from lock.json."""
     headings = "file date commit machine minutes state", "檔案 日期 commit 機器 分鐘 狀態"
@@ -281,6 +281,19 @@ def transcript(folder: Path, language: int) -> list[list[str]]:
     return lines
 
 
+def remark_on(node: ast.AnnAssign, source: Sequence[str]) -> str:
+    """A constant's comment: behind its value, or else on the lines above it, as tyro reads it."""
+    behind = source[node.end_lineno - 1].encode()[node.end_col_offset :].decode()
+    if behind.strip():
+        return behind.strip(" #")
+    above: list[str] = []
+    for line in reversed(source[: node.lineno - 1]):
+        if not line.lstrip().startswith("#") or line.lstrip().startswith("# ---"):
+            break
+        above.insert(0, line.strip(" #"))
+    return " ".join(above)
+
+
 def constants(source: str, kinds: Sequence[str], old: str, language: int) -> list[list[str]]:
     """The dataclasses `kinds` in a script's source; `old`, the table on the page, has the Chinese
     remarks.
@@ -288,6 +301,7 @@ def constants(source: str, kinds: Sequence[str], old: str, language: int) -> lis
     written = dict(re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", old, re.M))
     blocks = [node for node in ast.parse(source).body if getattr(node, "name", "") in kinds]
     nodes = [node for block in blocks for node in block.body if isinstance(node, ast.AnnAssign)]
+    source_lines = source.splitlines()
     two = any(isinstance(node.value, ast.Call) for node in nodes)  # pair(laptop=..., tpu=...)
     headings = (
         ("constant laptop TPU remark", "常數 筆電 TPU 說明"),
@@ -303,12 +317,7 @@ def constants(source: str, kinds: Sequence[str], old: str, language: int) -> lis
         )
         texts = [str(ast.literal_eval(each)).replace("\n", "\\n") or "empty" for each in pair]
         texts = ["in the script" if len(text) > 70 else text for text in texts]
-        remark = (
-            source.encode()
-            .splitlines()[node.end_lineno - 1][node.end_col_offset :]
-            .decode()
-            .strip(" #")
-        )
+        remark = remark_on(node, source_lines)
         if ast.unparse(node.annotation).startswith("Literal"):
             remark += f"; one of {', '.join(map(str, ast.literal_eval(node.annotation.slice)))}"
         remark = re.sub(r"\S*<\w+>\S*", r"`\g<0>`", remark)  # Markdown would take it for HTML

@@ -79,7 +79,7 @@ def open_group(driver, run, step):
 
 
 def changed(run, folder, answer=None, log="", **objects):
-    """The page of a copy of the run: entries of its JSON files, its answers and its log are others."""
+    """The page of a copy of the run: entries of its JSON files, answers and log are others."""
     copy = shutil.copytree(run, folder, ignore=SMALL)
     for name, entries in objects.items():
         path = copy / f"{name}.json"
@@ -340,7 +340,8 @@ def test_no_word_is_broken_however_narrow_the_page(run, show, tmp_path):
     assert len(find(driver, "article .token")) > 10
     broken = """
         const found = [], range = document.createRange();
-        const all = "b,th,td:not(.any,:has(.written)),h1,h2,h3,li,figcaption,.token,p:not(.math,#about)";
+        const all = "b,th,td:not(.any,:has(.written)),h1,h2,h3,li,figcaption,.token"
+            + ",p:not(.math,#about)";
         for (const place of document.querySelectorAll(all)) {
             const walker = document.createTreeWalker(place, NodeFilter.SHOW_TEXT);
             for (let node; (node = walker.nextNode()); )
@@ -352,7 +353,10 @@ def test_no_word_is_broken_however_narrow_the_page(run, show, tmp_path):
                 }
         }
         return found"""
-    wide = "return [...document.querySelectorAll('.scroll')].some((e) => e.scrollWidth > e.clientWidth)"
+    wide = (
+        "return [...document.querySelectorAll('.scroll')].some((e) "
+        "=> e.scrollWidth > e.clientWidth)"
+    )
     for width in (718, 320, 390, 768, 900, 1400):
         media = "print" if width == 718 else ""  # A4 within its margins
         look_like(driver, width, 800, phone=width < 400)
@@ -382,7 +386,8 @@ def test_the_address_keeps_the_place_and_a_reload_forgets_nothing(run, show):
     one(driver, "#both_search").send_keys("how many")
     one(driver, "#theme").click()
     place = """const ids = ['step_shown', 'group', 'formula', 'time_table', 'both_list'];
-        return [...ids.map((id) => at(id).innerText), at('both_search').value, at('both_form').value,
+        return [...ids.map((id) => at(id).innerText),
+                at('both_search').value, at('both_form').value,
                 document.documentElement.dataset.theme]"""
     before = driver.execute_script(place)
     time.sleep(WRITTEN)

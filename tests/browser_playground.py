@@ -107,7 +107,7 @@ def ask(driver, task, then="x", **given):
 
 @pytest.fixture(scope="module")
 def maxtext():
-    """The tiny Llama as the main script loads it, its mesh, the constants, and questions as tokens."""
+    """The tiny Llama as the main script loads it, its mesh, the constants, questions as tokens."""
     c = settings.read(demo.Constants, ["BATCH_SIZE=2", "NUM_GENERATIONS=4"])
     folder, hf = llama.fetch_model(c.MODEL)
     model, mesh = llama.load_llama(folder, hf, llama.to_run_config(c, hf), pad_id=0)
@@ -152,7 +152,7 @@ def test_tokens_are_drawn_from_the_policy(show, maxtext):
 
 
 def flat_gradient(gradient, c, folder):
-    """The gradient of a MaxText model as the page lays out weights; by way of Hugging Face's names."""
+    """A MaxText model's gradient as the page lays out weights; by way of Hugging Face's names."""
     _, hf = llama.fetch_model(c.MODEL)
 
     def read(name):
@@ -246,7 +246,8 @@ def test_the_update_equals_optaxs(show):
         """(() => {
         const { createOptimizer, learningRate } = module("grpo");
         const update = createOptimizer(7), w = Float32Array.from(given[0]);
-        given[1].forEach((g, step) => update(w, Float32Array.from(g), learningRate(1e-3, step, 200)));
+        given[1].forEach(
+            (g, step) => update(w, Float32Array.from(g), learningRate(1e-3, step, 200)));
         return Array.from(w);
     })()""",
         weights.tolist(),
@@ -316,7 +317,10 @@ def test_points_and_tokens_equal_the_main_scripts(show):
     texts += [
         json.loads(line)["question"] for line in (settings.HERE / "tiny_gsm8k/test.jsonl").open()
     ]
-    pieces = "module('tokenizer').pieces(text, module('pool').VOCABULARY_WORDS).map(({token}) => token ?? 3)"
+    pieces = (
+        "module('tokenizer').pieces(text, "
+        "module('pool').VOCABULARY_WORDS).map(({token}) => token ?? 3)"
+    )
     found = run(driver, f"given[0].map((text) => {pieces})", [*texts, "<|eot_id|>"])
     assert found[:-1] == [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
     # a mark of the conversation is no text: typed in, its signs are unknown
@@ -660,8 +664,9 @@ def test_a_training_stops_goes_on_and_is_reset(show):
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_each_room_on_a_phone_and_on_a_desk(show, room):
-    """Widths, keys, and links to chapters; of colours, names and sizes `make test-site` asks axe."""
-    reached = """return [...document.querySelectorAll('button, a.button, select, summary, input')].every(
+    """Widths, keys, and links to chapters; `make test-site` asks axe about colours and sizes."""
+    reached = """const all = 'button, a.button, select, summary, input';
+    return [...document.querySelectorAll(all)].every(
       (e) => (e.focus(), !e.checkVisibility() || e.disabled || e.matches(':focus')))"""
     for lang in ("en", "zh"):
         driver = show(room, lang=lang)
@@ -731,7 +736,10 @@ def test_missions_set_up_what_they_say(show, room):
 @pytest.mark.parametrize("figure", ["crawl", "clip", "passes", "group", "gae"])
 def test_a_figure_stands_alone_in_a_page(show, figure, tmp_path):
     driver, outer = show("clip"), tmp_path / "page.html"
-    script = "<script>addEventListener('message', ({data}) => { document.title = data.playground })</script>"
+    script = (
+        "<script>addEventListener('message', ({data}) => { "
+        "document.title = data.playground })</script>"
+    )
     outer.write_text(f"<iframe src='{PAGE.as_uri()}#figure={figure}' width=300></iframe>{script}")
     driver.get(outer.as_uri())
     WebDriverWait(driver, 20).until(lambda d: d.title.isdigit() and int(d.title) > 150)

@@ -29,7 +29,8 @@ WIDTHS = (320, 390, 768, 900, 1400)
 LOOK = """
 const all = (selector) => [...document.querySelectorAll(selector)];
 return {
-  links: all("a[href]").map((a) => a.href), ids: all("[id]").map((e) => e.id), text: document.body.innerText,
+  links: all("a[href]").map((a) => a.href), ids: all("[id]").map((e) => e.id),
+  text: document.body.innerText,
   faults: all("img").filter((i) => !(i.complete && i.naturalWidth)).map((i) => i.src),
   math: all("math[display=block]").length, lang: document.documentElement.lang,
   fetched: performance.getEntriesByType("resource").map((entry) => entry.name),
@@ -40,7 +41,8 @@ WIDE = "return document.documentElement.scrollWidth > innerWidth"
 OPENED = """
 for (const name of [".missions button", "[id^=guess_]", "article .token"])
   document.querySelector(name)?.click();
-for (const token of document.querySelectorAll(".token")) token.style.setProperty("--strength", "55%")"""
+for (const token of document.querySelectorAll(".token"))
+  token.style.setProperty("--strength", "55%")"""
 SAMPLE = (
     "index.html",
     "zh/3_Pendulum/ppo.html",

@@ -12,7 +12,7 @@ FLAGS = (
 
 
 def started(traced: bool) -> webdriver.Chrome:
-    """A browser that keeps the log of its complaints; where traced, also of its tasks and requests."""
+    """A browser that logs its complaints; where traced, also its tasks and requests."""
     options, logs = webdriver.ChromeOptions(), {"browser": "ALL"}
     for flag in FLAGS.split():
         options.add_argument(f"--{flag}")
@@ -51,5 +51,8 @@ def texts(driver, selector):
 
 def turn(driver, name, value):
     """Moves a slider as a reader would."""
-    script = "const [s, to] = arguments; s.value = to; s.dispatchEvent(new Event('input', {bubbles: true}))"
+    script = (
+        "const [s, to] = arguments; s.value = to; s.dispatchEvent(new Event('input', {bubbles: "
+        "true}))"
+    )
     driver.execute_script(script, one(driver, f"#{name}"), value)

@@ -47,7 +47,7 @@ def nothing_old_is_collected():
 
 @pytest.fixture(scope="session", autouse=True)
 def shared_programs():
-    """A run whose model and sizes are those of an earlier one takes over what that one has traced."""
+    """A run with the model and sizes of an earlier one takes over what that one has traced."""
     with pytest.MonkeyPatch.context() as patch:
         # the tests of folders 1 to 4 alone spare its imports
         if "grpo_llama3_1_8b_demo" in sys.modules:

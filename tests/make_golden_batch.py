@@ -8,9 +8,9 @@ puts under stop-gradient is held fixed: such terms read `fixed`, a second copy o
 no difference moves.
 
     grpo      arXiv 2402.03300, eq. 3 and 4; the std is the sample's, as Tunix, TRL and verl have it
-    dr_grpo   arXiv 2503.20783, section 3.2; each sum is divided by the longest answer that may be drawn
+    dr_grpo   arXiv 2503.20783, section 3.2; a sum is divided by the longest answer there may be
     dapo      arXiv 2503.14476, eq. 8: mean over all tokens, clip-higher
-    gspo      GSPO-token, arXiv 2507.18071, eq. 13 and 14. Its epsilon of 3e-4 would clip every answer here
+    gspo      GSPO-token, arXiv 2507.18071, eq. 13 and 14. Its epsilon of 3e-4 would clip all here
     cispo     arXiv 2506.13585, eq. 4 and 5: no lower bound
     rloo      arXiv 2402.14740, section 3.3: an answer is one action
 

@@ -171,7 +171,7 @@ def saved_steps(run_dir):
 
 
 def start(folder, *arguments, **environment):
-    """The main script in a process of its own, with these environment variables beside this one's."""
+    """The main script in its own process, with these environment variables beside this one's."""
     return subprocess.Popen(
         [sys.executable, SCRIPT, *arguments],
         cwd=folder,

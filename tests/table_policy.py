@@ -44,7 +44,7 @@ SAMPLER = np.array([[-1.4, -2.9, -2.6], [-1.3, -2.0, 0.0]])
 
 
 class Table(nnx.Module):
-    """A language model that looks at one token: row `token` of the table are the next one's logits."""
+    """A language model that looks at one token: row `token` of the table is the next's logits."""
 
     def __init__(self, table=TABLE):
         self.table = nnx.Param(jnp.array(table))
@@ -55,7 +55,7 @@ class Table(nnx.Module):
 
 @functools.cache
 def constants_of(*arguments):
-    """The constants of a run, checked; answers are as long as ANSWERS, where nothing else is said."""
+    """A run's constants, checked; answers are as long as ANSWERS, where nothing else is said."""
     c = settings.read(demo.Constants, (f"TOTAL_GENERATION_STEPS={ANSWERS.shape[1]}", *arguments))
     checks.refuse(c)
     return c
@@ -88,7 +88,7 @@ def model_of(c, module, temperature=None) -> tuple[dict, Model]:
 
 
 def loss_of(*constants, table=TABLE, temperature=None, **changes):
-    """The loss on the page, its metrics and its gradient, for the two answers and these constants."""
+    """The page's loss, its metrics and its gradient, for the two answers and these constants."""
     c = constants_of("NUM_GENERATIONS=2", *constants)
     params, model = model_of(c, Table(table), temperature=temperature)
     fields = dict(

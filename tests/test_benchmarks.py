@@ -27,7 +27,10 @@ def test_the_timed_parts_of_a_step_are_there():
 
 def test_of_a_training_only_the_steps_that_count_are_counted(tmp_path):
     rows, log = "seconds,reward\n90.0,0\n80.0,1\n3.0,2\n1.0,3\n2.0,4\n", tmp_path / "log.csv"
-    code = f"from sys import *; open(argv[1], 'w').write({rows!r}); print('the end'); exit('FAIL=1' in argv)"
+    code = (
+        f"from sys import *; open(argv[1], 'w').write({rows!r}); print('the end'); "
+        "exit('FAIL=1' in argv)"
+    )
     command, given = [sys.executable, "-c", code, log], {"NUM_BATCHES": 5}
     found, output = grpo_step_against_trl.watched(command, given, log, warm_up=2)
     assert [found[k] for k in ("seconds_per_step", "first_reward", "last_reward")] == [

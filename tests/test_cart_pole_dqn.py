@@ -1,4 +1,4 @@
-"""Folder 2: the buffer, the target by hand and against rlax, the loop, the page's worked examples."""
+"""Folder 2: the buffer, the target by hand and against rlax, the loop, the worked examples."""
 
 import itertools
 import re
@@ -19,8 +19,9 @@ from folders import flat, forward, learning_rates, load, unstack
 dqn, env = (load("2_Cart_Pole_DQN", name) for name in ("cart_pole_dqn", "cart_pole"))
 # All that a figure below depends on: what the defaults are doesn't matter.
 SMALL = """
-HIDDEN_SIZE=8 BATCH_SIZE=8 REPLAY_CAPACITY=100 LEARNING_STARTS=1000 NUM_STEPS=51_000 TRAIN_INTERVAL=2
-EVAL_INTERVAL=1000 N_STEPS=5 GAMMA=0.99 LEARNING_RATE=1e-3 LEARNING_RATE_END=0 TARGET_SYNC_INTERVAL=250
+HIDDEN_SIZE=8 BATCH_SIZE=8 REPLAY_CAPACITY=100 LEARNING_STARTS=1000 NUM_STEPS=51_000
+TRAIN_INTERVAL=2 EVAL_INTERVAL=1000 N_STEPS=5 GAMMA=0.99 LEARNING_RATE=1e-3 LEARNING_RATE_END=0
+TARGET_SYNC_INTERVAL=250
 EPSILON_START=1 EPSILON_END=0.01 DECAY_STEPS=10_000 SCALE_OBSERVATIONS=True DOUBLE_DQN=True
 """
 

@@ -137,8 +137,8 @@ HONEST = tomllib.loads(Path(__file__).with_name("honest_programs.toml").read_tex
 def test_plain_data_come_back_as_they_were_returned(kind):
     RETURNED = CASES["RETURNED"]
     answer = (
-        "from collections import *\nfrom datetime import *\nfrom decimal import *\nfrom enum import *\n"
-        "from fractions import *\nfrom itertools import *\n"
+        "from collections import *\nfrom datetime import *\nfrom decimal import *\nfrom enum "
+        "import *\nfrom fractions import *\nfrom itertools import *\n"
         f"def f(i):\n    return [{', '.join(f'lambda: {text}' for text in RETURNED)}][i]()"
     )
     tests = "\n".join(f"r = f({i})\nassert {held}" for i, held in enumerate(RETURNED.values()))

@@ -1,4 +1,4 @@
-"""Hugging Face -> MaxText -> Hugging Face: the same bits; and MaxText itself loads what is between."""
+"""Hugging Face -> MaxText -> Hugging Face: the same bits; MaxText loads what is between."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What the pages say of the code and the data is so: times, constants, commands, pictures, cells."""
+"""What the pages say of code and data is so: times, constants, commands, pictures, cells."""
 
 import csv
 import inspect
@@ -81,7 +81,7 @@ def test_a_picture_is_drawn_from_its_table_as_it_is_committed(name, tmp_path):
 
 
 def test_the_push_of_a_group_on_its_tokens_by_hand():
-    """What all eight answers share cancels; at a fork each side gets the sum of its own advantages."""
+    """What all eight answers share cancels; at a fork each side gets its own advantages' sum."""
     group = json.loads((ROOT / "5_GRPO_Maxtext" / "assets" / "eight_answers.json").read_text())
     right, wrong = drawings.pushes(group, 2), drawings.pushes(group, 5)
     assert right[:3] == pytest.approx([0, 0, 0], abs=1e-3)
@@ -115,7 +115,7 @@ def test_cell_by_cell_a_script_prints_nothing_and_writes_nothing(
 
 
 def constants_of(words):
-    """What a command takes as NAME=value: in folder 5 the dataclass's fields, elsewhere any name."""
+    """What a command takes as NAME=value: in folder 5 the dataclass's fields, else any name."""
     script = ROOT / words[1]
     if script.name == "tool.py" and words[2:]:
         script = script.parent / "tools" / f"{words[2]}.py"
@@ -132,7 +132,7 @@ def constants_of(words):
     "page", pages.that_have("^```bash$|`python ", pages.EVERY), ids=pages.name_of
 )
 def test_every_command_names_a_script_and_constants_that_exist(page):
-    """What readers copy. That a script runs, and refuses what it does not know, its own tests show."""
+    """What readers copy; a script's own tests show that it runs, and refuses unknown names."""
     blocks = re.findall(r"^```bash\n(.*?)^```", page.read_text().replace("\\\n", ""), re.M | re.S)
     spans = re.findall(r"`(python [^`\n]+)`", page.read_text())
     lines = [line.split(" #")[0] for block in blocks for line in block.splitlines()] + spans

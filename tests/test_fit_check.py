@@ -136,7 +136,7 @@ def test_what_is_compiled_is_what_trains(empty_folder, trained):
 
 
 def test_the_estimate_is_what_the_compiler_gives_an_update_to_begin_with():
-    """Weights, reference and moments; the parameters are counted by hand. 7 %: rows of former code."""
+    """Weights, reference and moments; parameters are counted by hand. 7 %: rows of former code."""
     for row in table():
         if row["program"] != "update" or not row["arguments"] or row["algorithm"] == "PPO":
             continue
@@ -207,7 +207,7 @@ def test_a_file_is_compiled_case_by_case_and_goes_on_where_it_stopped(monkeypatc
     ],
 )
 def test_the_largest_batch_is_found_by_halving(monkeypatch, name, held, beside, answers):
-    """A chip holds `held` answers, beside vLLM `beside`: so many fit, and no more; one is no group."""
+    """A chip holds `held` answers, beside vLLM `beside`: so many fit, no more; one is no group."""
 
     def check(name, algorithm, arguments, update_alone):
         given = {"NUM_GENERATIONS": 8} | dict(argument.split("=") for argument in arguments)

@@ -1,4 +1,4 @@
-"""Folder 4: every formula of GRPO against a hand table, an enumeration of all ten digits, or Tunix."""
+"""Folder 4: GRPO's formulas against a hand table, an enumeration of all digits, or Tunix."""
 
 import functools
 import gzip
@@ -199,7 +199,7 @@ class Table(nnx.Module):
     ],
 )
 def test_loss_and_gradient_equal_tunix(name, theirs, beta):
-    """6 images, 5 guesses each; with an upper bound of its own, and with each estimator of the KL."""
+    """6 images, 5 guesses each; with an upper bound of its own, and each estimator of the KL."""
     from tunix.rl import algo_core, common
 
     c = given([*SMALL, f"BETA={beta}", f"KL_ESTIMATOR={name}", "CLIP_EPSILON_HIGH=0.28"])

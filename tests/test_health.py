@@ -27,7 +27,7 @@ FOLDER = Path(__file__).parent / "golden" / "health"
 
 
 def spoil(name, patch):
-    """Writes what a run may read, `changed.jsonl` and `model`; all rewards of some runs become one."""
+    """Writes what a run may read, `changed.jsonl` and `model`; some runs' rewards become one."""
     rows = list(map(json.loads, (HERE / "tiny_gsm8k" / "train.jsonl").read_text().splitlines()))
     # what the model is good at, or gold answers that none of its answers equals, nor comes near
     rows = rows[:16] if name == "solved" else [row | {"answer": "#### 100000"} for row in rows]

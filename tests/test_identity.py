@@ -1,4 +1,4 @@
-"""A run is its content: what it is made of, changed under its old name, is seen by whoever uses it."""
+"""A run is its content: whoever uses it sees that a part was changed under its old name."""
 
 import contextlib
 import json

@@ -42,7 +42,7 @@ mkdir -p runs/grpo; echo "$HF_TOKEN" "$@" >> asked; echo a report > runs/grpo/re
 
 
 class Desk:
-    """A small repository on one's own machine, and `vm`, the folder that serves as the rented one."""
+    """A small repository on your machine, and `vm`, the folder that serves as the rented one."""
 
     def __init__(self, folder):
         self.here, self.folder, self.vm = folder, folder / "repository", folder / "vm"
@@ -207,8 +207,8 @@ def test_on_gke_the_report_reaches_the_bucket_however_the_run_ends(desk, tmp_pat
 
 
 COMMAND = re.compile(
-    r"^(?:# +|!)?((?:\w+=\S+ )*(?:bash|sbatch|\S*python) 5_GRPO_Maxtext/(?:launch/|grpo_llama)[^#\n]*)"
-    r"(?:# *(\S+))?|TPU=(\S+)",
+    r"^(?:# +|!)?((?:\w+=\S+ )*(?:bash|sbatch|\S*python) "
+    r"5_GRPO_Maxtext/(?:launch/|grpo_llama)[^#\n]*)(?:# *(\S+))?|TPU=(\S+)",
     re.M,
 )
 

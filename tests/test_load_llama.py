@@ -84,7 +84,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path, name, change, messa
 
 
 def sharded(folder, **index):
-    """The tiny Llama in two shards and an index, with more entries if given, beside older weights."""
+    """The tiny Llama in two shards and an index, with `more` entries, beside older weights."""
     shutil.copytree(llama.find_path("tiny_llama"), folder)
     weights = safetensors.numpy.load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()

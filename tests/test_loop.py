@@ -17,6 +17,7 @@ import pytest
 
 # isort: skip
 from table_policy import CLOSE, EOS, PAD, TABLE, VOCABULARY, Scripted, Tokenizer, constants_of
+
 from table_policy import log_probs_by_hand, questions, train, train_llm, two_tables  # isort: skip
 from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner
 from tunix.rl.rl_cluster import ClusterConfig, RLCluster, RLTrainingConfig, Role
@@ -53,7 +54,7 @@ def points(ids):
 
 @pytest.fixture
 def fed(monkeypatch):
-    """The batch that each `update` gets, as NumPy arrays, its temperature, and the table after it."""
+    """Each `update`'s batch as NumPy arrays, its temperature, and the table after it."""
     calls, update = [], demo.update
 
     def recorded(params, opt_state, model, batch, *more):
@@ -126,7 +127,7 @@ def tunix_learner(c, answers, **config):
     ],
 )
 def test_our_loop_trains_as_tunixs_own_learner(constants, config, tmp_path):
-    """An independent implementation, from the same answers and optimizer: weights, loss, norm, KL."""
+    """Independently written, with the same answers and optimizer: weights, loss, norm, KL."""
     c = constants_of(*TWO, "NUM_GENERATIONS=4", "NUM_BATCHES=3", *constants)
     answers = [random_answers(seed, 8) for seed in range(3)]
     # Tunix generates in them, too

@@ -14,10 +14,22 @@ import numpy as np
 import pytest
 
 # isort: skip
-from table_policy import ADVANTAGES, ANSWERS, CLOSE, MASK, OLD, PROMPTS, REFERENCE, TABLE
-
 # isort: skip
-from table_policy import constants_of, log_probs_by_hand, loss_of, mean, value_and_gradient
+from table_policy import (
+    ADVANTAGES,
+    ANSWERS,
+    CLOSE,
+    MASK,
+    OLD,
+    PROMPTS,
+    REFERENCE,
+    TABLE,
+    constants_of,
+    log_probs_by_hand,
+    loss_of,
+    mean,
+    value_and_gradient,
+)
 from tunix.rl import common
 
 import grpo_by_hand as by_hand
@@ -34,7 +46,7 @@ SAMPLER = GOLDEN["old_log_prob"] + np.random.default_rng(1).normal(0, 0.3, OWN.s
 
 
 def loss_of_golden(*constants, **changes):
-    """The page's loss of the golden batch, its metrics, and its gradient [N, T] in the log-probs."""
+    """The page's loss of the golden batch, its metrics, its gradient [N, T] in the log-probs."""
     c = constants_of("NUM_GENERATIONS=4", "TOTAL_GENERATION_STEPS=12", *constants)
     rewards = SimpleNamespace(rewards=GOLDEN["rewards"].reshape(-1, 4))
     fields = dict(

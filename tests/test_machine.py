@@ -40,7 +40,7 @@ def on(monkeypatch, platform, kind, count=1, **attributes):
 
 @pytest.mark.parametrize("card", CARDS)
 def test_a_card_gets_what_it_can_do_and_says_so_in_one_line(card, monkeypatch, capsys):
-    """T4's own generation, Turing, has tensor cores for float16 and no bfloat16: Ampere (8.0) has."""
+    """T4's generation, Turing, has tensor cores for float16, not bfloat16: Ampere (8.0) has."""
     row = machines.CARDS.get(card.removeprefix("8x"), {"name": card})
     on(
         monkeypatch,

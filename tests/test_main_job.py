@@ -178,7 +178,7 @@ LEARNS = [
 
 
 def test_it_learns_and_leaves_a_report(empty_folder, capsys):
-    """Enough to see it: three seeds gained 40 to 45 points. Run again, it only says that it's over."""
+    """Three seeds gained 40 to 45 points. Run again, it only says that it's over."""
     demo.main(LEARNS)
     out, run = capsys.readouterr().out, Path("my run")
     demo.main(LEARNS)

@@ -1,4 +1,4 @@
-"""The Makefile where Python 3.12 is missing, and what it says of its own targets and environments."""
+"""The Makefile where Python 3.12 is missing, and what it says of its targets."""
 
 import os
 import re
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture
 def make(tmp_path):
-    """Runs make in a folder that has nothing but what make needs; not as a part of a `make test`."""
+    """Runs make in a folder with nothing but what make needs; not as a part of `make test`."""
     for name in ("Makefile", "requirements.txt"):
         shutil.copy(ROOT / name, tmp_path)
     for name in ("make", "requirements"):

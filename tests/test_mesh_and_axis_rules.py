@@ -112,7 +112,7 @@ def test_the_answer_is_that_of_numpy_by_hand(probe, name):
 
 
 def test_the_compiler_puts_in_the_collectives_that_the_strategy_needs(probe):
-    """Bytes on a device: gradients of the weights go along data, those of the inputs along model."""
+    """Bytes on a device: the weights' gradients go along data, the inputs' along model."""
     # 4 bytes of the loss travel with each
     weights, half, inputs = 4 * E * M, 4 * E * M // 2, 4 * B * E
     of_weights, of_inputs = ("all-reduce", "data"), ("all-reduce", "model")
@@ -151,7 +151,10 @@ def test_the_ledger_counts_llama_8b(probe):
     # the notes' rules cut the MLPs only
     assert ledger["both, three rules only"] == total - mlps // 2
     for cell in (
-        "one device | 8,030,261,248 | 16.1 + 16.1 + 32.1 = 64.2 GB | 32.1 + 32.1 + 64.2 = 128.5 GB | none |",
+        (
+            "one device | 8,030,261,248 | 16.1 + 16.1 + 32.1 = 64.2 GB | 32.1 "
+            "+ 32.1 + 64.2 = 128.5 GB | none |"
+        ),
         "both | 4,015,130,624 | 8.0 + 8.0 + 16.1 = 32.1 GB | 16.1 + 16.1 + 32.1 = 64.2 GB | v5p |",
     ):
         assert cell in probe["text"]
@@ -177,7 +180,7 @@ def test_maxtext_cuts_its_llama_by_the_same_rules(probe, name):
 
 @pytest.mark.parametrize("language", pages.LANGUAGES)
 def test_the_readme_shows_what_it_prints(probe, language):
-    """Rows without words; the last digits of the differences depend on the machine, so up to there."""
+    """Rows without words, nor the differences' last digits, which depend on the machine."""
     grid = "data 0          0        1\ndata 1          2        3\ndata 2          4        5\n"
     assert all(words in probe["text"] for words in (grid, "CPU 0,2,4,6", "CPU 1,3,5,7"))
     for table in ("strategies", "ledger", "llama"):

@@ -30,7 +30,7 @@ def grader_of(rewards, rows=()):
 
 
 def changed_model(special="", old="", new=""):
-    """A copy of the tiny Llama: one more token is special, a part of the chat template is another."""
+    """A copy of the tiny Llama: one more special token, a part of the chat template replaced."""
     shutil.copytree(HERE / "tiny_llama", "m", dirs_exist_ok=True)
     file, template = Path("m/tokenizer.json"), Path("m/chat_template.jinja")
     tokenizer = json.loads(file.read_text())

@@ -127,7 +127,7 @@ def test_both_languages_say_the_same(page):
 
 @pytest.mark.parametrize("page", CHINESE, ids=name_of)
 def test_no_asterisk_is_left_of_what_should_be_bold(page):
-    """CommonMark's rule for **: none stands between a punctuation mark inside and a letter outside."""
+    """CommonMark's rule for **: never between a punctuation mark inside and a letter outside."""
     text = re.sub(r"`[^`\n]*`", "·", prose(page.read_text()))
     for line in text.splitlines():
         parts = line.split("**")

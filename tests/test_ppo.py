@@ -51,7 +51,7 @@ def outputs(script, network, obs, scaled=True):
 
 
 def moved_batch(script, actor, size=4096):
-    """Steps of another policy, with the policy now and that one: a mean 0.3 lower, or other logits."""
+    """Steps of another policy, with today's and that one: a mean 0.3 lower, or other logits."""
     rng, scale = np.random.default_rng(0), script.ENV.observation_scale
     obs = jnp.array(rng.normal(size=(size, len(scale))) * scale, jnp.float32)
     now = script.policy(actor, obs)

@@ -1,4 +1,4 @@
-"""Questions: every set of columns and file type, several sources mixed, bad rows counted and named."""
+"""Questions: all columns and file types, several sources mixed, bad rows counted and named."""
 
 import decimal
 import functools
@@ -45,7 +45,7 @@ def refused(words, function, *arguments, **named):
 
 
 def write(path, rows):
-    """Rows as a file of the kind that its name says; a text in place of a row is one broken line."""
+    """Rows as a file of the kind that its name says; a text instead of a row is a broken line."""
     path = Path(path)
     if path.suffix == ".parquet":
         columns = dict.fromkeys(name for row in rows for name in row)

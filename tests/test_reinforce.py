@@ -134,7 +134,7 @@ def test_baselines_by_hand():
 
 
 def test_the_critic_sees_the_state_and_the_clock():
-    """Forward pass in NumPy, float64; one value for each step, not a column of them. Its loss, too."""
+    """Forward pass in NumPy, float64; one value per step, not a column of them. Its loss, too."""
     c, _, critic = networks_of(seed=3)
     episodes, t = random_rollout(), np.broadcast_to(np.arange(20), (6, 20))
     x = np.concatenate(

@@ -77,7 +77,7 @@ def prompts(n):
 
 
 def full_forward(engine, output, new_tokens=NEW_TOKENS):
-    """Logits [B, T, V] that predict each completion token, from one uncached pass over everything."""
+    """Logits [B, T, V] that predict each completion token, from one uncached pass over all."""
     completions = rollout.right_padded(output.tokens, new_tokens, engine.pad_id(), np.int32)
     tokens = np.concatenate([output.left_padded_prompt_tokens, completions], axis=1)
     mask = tokens != engine.pad_id()

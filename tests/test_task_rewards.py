@@ -52,7 +52,7 @@ def test_an_endless_expression_costs_its_time_limit_and_nothing_else(monkeypatch
 
 
 def test_nothing_is_collected_while_an_expression_is_compared():
-    """A timeout raised in the collection that jax listens to was lost: one comparison took minutes."""
+    """A timeout raised in the collection that jax listens to was lost: it took minutes."""
     task_rewards.math_score("<answer>1</answer>", "7")  # imports
     threshold, before = gc.get_threshold(), gc.get_stats()[0]["collections"]
     gc.set_threshold(20)

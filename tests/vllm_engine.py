@@ -205,8 +205,11 @@ def test_the_engines_8b_model_has_the_weights_of_the_golden_file(monkeypatch):
 
 
 def run_script(folder, devices, *arguments, setup=""):
-    """Evaluate, train, evaluate, report, in a process of its own; `setup` is code that runs before."""
-    code = f"import sys, vllm_cpu_shim, grpo_llama3_1_8b_demo as demo\n{setup}\ndemo.main(sys.argv[1:])"
+    """Evaluate, train, evaluate, report, in its own process; `setup` is code that runs before."""
+    code = (
+        "import sys, vllm_cpu_shim, grpo_llama3_1_8b_demo as "
+        f"demo\n{setup}\ndemo.main(sys.argv[1:])"
+    )
     path = os.pathsep.join([str(Path(vllm_cpu_shim.__file__).parent), str(settings.HERE)])
     environment = {
         "PYTHONPATH": path,

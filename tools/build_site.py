@@ -50,8 +50,8 @@ FIGURES = {  # and below a picture
 }
 # Terms that are everyday words, too: no hint where they occur.
 EVERYDAY = (
-    "action agent batch clip group host mask mesh network prompt pull replay return reward seed slice solved "
-    "state target value window"
+    "action agent batch clip group host mask mesh network prompt pull replay return reward seed "
+    "slice solved state target value window"
 )
 
 
@@ -207,7 +207,10 @@ def read(path: Path) -> tuple[str, set[Path]]:
         for name in [name for name in rooms if re.search(rf'{name}(_ch)?[.#"]', shown)]:
             address = f"{to(PLAYGROUND, path)}#{rooms.pop(name)}&amp;lang={language}&amp;embed=1"
             title = NAMES[language][1]
-            shown += f'<iframe class="room" data-src="{address}" title="{title}" loading="lazy"></iframe>'
+            shown += (
+                f'<iframe class="room" data-src="{address}" title="{title}" '
+                'loading="lazy"></iframe>'
+            )
         return shown
 
     return re.sub(r"<p>.*?</p>", framed, body, flags=re.S), wanted
@@ -317,7 +320,9 @@ def on_files(files, config):
     source = json.dumps(worker.content_string)
     shim = f"""const Started = Worker;
 if (location.protocol === "file:")
-  window.Worker = function () {{ return new Started(URL.createObjectURL(new Blob([{source}]))); }};"""
+  window.Worker = function () {{
+    return new Started(URL.createObjectURL(new Blob([{source}])));
+  }};"""
     files.append(add("iframe-worker.js", content=shim))
     return files
 

@@ -28,13 +28,17 @@ PAGES = {  # of each script
     "5_GRPO_Maxtext/mesh_and_axis_rules.py": "docs/mesh_and_axis_rules",
 }
 ABOUT = {
-    "": """On Colab or Kaggle, set `REPOSITORY` below; it needs Python 3.12, 2 GB of disk and four minutes.
+    "": """\
+On Colab or Kaggle, set `REPOSITORY` below; it needs Python 3.12, 2 GB of disk and four minutes.
 
-In a checkout, choose `.venv-site` as the kernel. `ARGUMENTS` changes constants for this run. The original is
-`{script}`: change it, not this copy, which `make notebooks` made.""",
-    "_ch": """在 Colab 或 Kaggle 上，先填好下面的 `REPOSITORY`；需要 Python 3.12、2 GB 磁碟空間，約四分鐘。
+In a checkout, choose `.venv-site` as the kernel. `ARGUMENTS` changes constants for this run. The
+original is `{script}`: change it, not this copy, which `make notebooks` made.""",
+    "_ch": """\
+在 Colab 或 Kaggle 上，先填好下面的 `REPOSITORY`；
+需要 Python 3.12、2 GB 磁碟空間，約四分鐘。
 
-這門課的資料夾已經在電腦上的話，kernel 選 `.venv-site`。這次執行要改常數，就填在 `ARGUMENTS`。原始檔是
+這門課的資料夾已經在電腦上的話，kernel 選 `.venv-site`。
+這次執行要改常數，就填在 `ARGUMENTS`。原始檔是
 `{script}`，要改請改它；這一份是 `make notebooks` 產生的。""",
 }
 SETUP = """\
@@ -49,7 +53,8 @@ import sys
 from pathlib import Path
 
 if sys.version_info[:2] != (3, 12):
-    sys.exit(f"The course needs Python 3.12; this kernel is {{sys.version.split()[0]}}. Choose another.")
+    version = sys.version.split()[0]
+    sys.exit(f"The course needs Python 3.12; this kernel is {{version}}. Choose another.")
 places = (Path.cwd(), *Path.cwd().parents, Path("course").resolve())
 course = next((place for place in places if (place / "{script}").is_file()), places[-1])
 if not course.exists():
@@ -58,21 +63,26 @@ if not course.exists():
     if subprocess.run(["git", "clone", "--depth=1", REPOSITORY, course]).returncode:
         sys.exit(f"git can't clone REPOSITORY={{REPOSITORY}}. Its own words stand above.")
 
-pins = dict(re.findall(r"^([\\w-]+)==([^ ;\\\\]+)", (course / "requirements.txt").read_text(), re.M))
+requirements = (course / "requirements.txt").read_text()
+pins = dict(re.findall(r"^([\\w-]+)==([^ ;\\\\]+)", requirements, re.M))
 packages = course / ".packages"
 sys.path[:0] = [str(course / "{folder}"), str(packages)]
 here = {{found.name: found.version for found in reversed([*importlib.metadata.distributions()])}}
 if any(here.get(name) != pins[name] for name in ("jax", "flax", "optax", "tyro")):
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--require-hashes", "--target", str(packages)]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--require-hashes"]
+    pip += ["--target", str(packages)]
     subprocess.run([*pip, "-r", course / "requirements/build.txt"], check=True)
-    path = os.environ | {{"PYTHONPATH": str(packages)}}  # setuptools, for the package without a wheel
-    subprocess.run([*pip, "--no-build-isolation", "-r", course / "requirements.txt"], check=True, env=path)
+    # setuptools, for the package without a wheel
+    path = os.environ | {{"PYTHONPATH": str(packages)}}
+    pip += ["--no-build-isolation"]
+    subprocess.run([*pip, "-r", course / "requirements.txt"], check=True, env=path)
 os.chdir(course)
 sys.argv = ["{script}", *ARGUMENTS]"""
 RESULT = """\
 from IPython.display import SVG, Image, Markdown, display
 
-chosen = [argument.removeprefix("RUN_DIR=") for argument in ARGUMENTS if argument.startswith("RUN_DIR=")]
+given = [argument.partition("=") for argument in ARGUMENTS]
+chosen = [folder for name, _, folder in given if name == "RUN_DIR"]
 results = [Path(folder) / "result.json" for folder in chosen] or Path("runs").rglob("result.json")
 kinds = {".png": Image, ".svg": SVG, ".md": Markdown}
 for path in sorted(max(results, key=os.path.getmtime).parent.iterdir()):
@@ -99,7 +109,7 @@ def prose(text: str, page: Path):
 
 
 def notebook(script: str, language: str = ""):
-    """A script, by its path in the repository, as a notebook with its page; `language` may be _ch."""
+    """A script, by its path in the repository, as a notebook with its page, perhaps in _ch."""
     source = (ROOT / script).read_text()
     page = (ROOT / script).parent / f"{PAGES[script]}{language}.md"
     text = re.sub(r"^> .*\.md\)\n", "", page.read_text(), count=1, flags=re.M)
@@ -108,7 +118,7 @@ def notebook(script: str, language: str = ""):
     quotes = rf"\[`([^`]+)`\]\((?:\.\./)?{Path(script).name}\)"
 
     def quoted(section: str) -> int:
-        """The first cell of which a section quotes a line, or which defines a name that it gives."""
+        """The first cell of which a section quotes a line, or that defines a name it gives."""
         code = [
             f"def {text}(" if text.isidentifier() else text for text in re.findall(quotes, section)
         ]

@@ -8,11 +8,11 @@ It's tiny_llama with the same weights; its tokens <reasoning> and </reasoning> a
     word_problems/    prompt, ground_truth, data_source and extra_info
     one_step/         the same columns, data_source math_reasoning: one operation
     two_step/         GSM8K's columns: two operations
-    small_numbers/    one operation on the numbers 2 to 12, in English a tiny Llama doesn't know: for a
-                      pretrained model; no pair of numbers is in two of its files
+    small_numbers/    one operation on the numbers 2 to 12, in English a tiny Llama doesn't know:
+                      for a pretrained model; no pair of numbers is in two of its files
     larger_numbers/   tiny_gsm8k's questions, with numbers the tiny Llama has seldom or never seen
-    grid/plain/       a start of chapter 1's grid per row, the optimal return (GAMMA=0.99) as ground truth;
-                      slippery/ and walls/ are two harder grids
+    grid/plain/       a start of chapter 1's grid per row, the optimal return (GAMMA=0.99) as
+                      ground truth; slippery/ and walls/ are two harder grids
 """
 
 import shutil

@@ -1,7 +1,7 @@
 """Your own method, to copy and change: a function named after one of the page's tables.
 
     python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py METHOD=examples/my_method.py
-    python benchmarks/methods.py METHOD=5_GRPO_Maxtext/examples/my_method.py    # seven seeds, in the table
+    python benchmarks/methods.py METHOD=5_GRPO_Maxtext/examples/my_method.py  # seven seeds
 
 `Method` in grpo_variants.py has the names and arguments: rollouts, advantage, weights, objective,
 kl. A file may have several of them.

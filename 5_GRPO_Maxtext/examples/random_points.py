@@ -1,7 +1,7 @@
 """A coin flip instead of a grader: the control for any study of rewards (arXiv 2506.10947).
 
-    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py REWARD_FUNC=examples/random_points.py
-    REWARDS=random_points
+    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py \
+        REWARD_FUNC=examples/random_points.py REWARDS=random_points
 
 If the model still improves with these rewards, it didn't learn that from the answers.
 """

@@ -51,7 +51,8 @@ def weights() -> dict[str, float]:
     fitted = minimize(loss, np.zeros(len(words)), jac=True).x
     agrees = (difference @ fitted > 0).mean()
     print(
-        f"reward model: {len(pairs)} pairs, {len(words)} words, agrees with {agrees:.0%} of the pairs"
+        f"reward model: {len(pairs)} pairs, {len(words)} words, "
+        f"agrees with {agrees:.0%} of the pairs"
     )
     return dict(zip(words, fitted))
 

@@ -42,8 +42,8 @@ def check_gpu() -> None:
     )
     if packages and not gpu:
         raise UserError(
-            "JAX_PLATFORMS is not set, the CUDA packages are installed, and there is no NVIDIA GPU; install "
-            "its driver (nvidia-smi shows the GPU), or set JAX_PLATFORMS=cpu"
+            "JAX_PLATFORMS is not set, the CUDA packages are installed, and there is no NVIDIA "
+            "GPU; install its driver (nvidia-smi shows the GPU), or set JAX_PLATFORMS=cpu"
         )
     try:
         backend = jax.default_backend()
@@ -52,7 +52,8 @@ def check_gpu() -> None:
         raise UserError(f"JAX_PLATFORMS={platforms}: {reason}; unset it to use the CPU") from None
     if gpu and not packages and backend == "cpu":
         print(
-            "devices  the NVIDIA GPU here is not used: these packages are the CPU's; see `make demo-cuda`"
+            "devices  the NVIDIA GPU here is not used: these packages are the CPU's; "
+            "see `make demo-cuda`"
         )
 
 
@@ -94,16 +95,16 @@ def check_machine(c) -> None:
         raise UserError(f"ATTENTION={c.ATTENTION}: {fault}")
     if c.ROLLOUT_ENGINE == "vllm" and jax.process_count() > 1:
         raise UserError(
-            f"ROLLOUT_ENGINE=vllm: {jax.process_count()} hosts run this script, and vLLM's engine lives in "
-            "one; use a TPU VM of one host (v5p-8, v6e-8), Pathways (JAX_PLATFORMS=proxy), or "
-            "ROLLOUT_ENGINE=maxtext"
+            f"ROLLOUT_ENGINE=vllm: {jax.process_count()} hosts run this script, and vLLM's engine "
+            "lives in one; use a TPU VM of one host (v5p-8, v6e-8), Pathways "
+            "(JAX_PLATFORMS=proxy), or ROLLOUT_ENGINE=maxtext"
         )
     alone = c.ROLLOUT_ENGINE == "maxtext" and c.TRAINER_TENSOR_PARALLEL == 1
     if alone and jax.device_count() > 1 and not settings.is_small(c.MODEL) and is_first():
         print(
-            f"machine  slow: ROLLOUT_ENGINE=maxtext splits the weights over {jax.device_count()} devices; "
-            "a TPU gathers them for every token, vLLM gathers none, TRAINER_TENSOR_PARALLEL=n (a divisor of "
-            "MODEL's key/value heads) 1/n of them"
+            f"machine  slow: ROLLOUT_ENGINE=maxtext splits the weights over {jax.device_count()} "
+            "devices; a TPU gathers them for every token, vLLM gathers none, "
+            "TRAINER_TENSOR_PARALLEL=n (a divisor of MODEL's key/value heads) 1/n of them"
         )
 
 
@@ -139,7 +140,8 @@ def join() -> None:
     except (ValueError, RuntimeError) as error:
         raise UserError(
             f"DISTRIBUTED=True: jax does not find the other hosts ({first_line(error)}); set "
-            "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID on each, or DISTRIBUTED=False"
+            "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID on each, "
+            "or DISTRIBUTED=False"
         ) from None
 
 
@@ -197,14 +199,14 @@ def plan_devices(c, hf, devices: list) -> tuple[list, jax.sharding.Mesh | None]:
             count = share * len(devices)
             if not math.isclose(count, round(count), abs_tol=1e-6):
                 raise UserError(
-                    f"{name}={share}: of {len(devices)} devices that is {count:.4g}; use a multiple of "
-                    f"1/{len(devices)}"
+                    f"{name}={share}: of {len(devices)} devices that is {count:.4g}; use a "
+                    f"multiple of 1/{len(devices)}"
                 )
         trains, generates = (round(share * len(devices)) for share in shares.values())
         if len(devices) < trains + generates < 2 * len(devices):
             raise UserError(
-                f"{' and '.join(f'{name}={share}' for name, share in shares.items())} add up to more than 1; "
-                "lower one, or set both to 1.0 to share all devices"
+                f"{' and '.join(f'{name}={share}' for name, share in shares.items())} add up to "
+                "more than 1; lower one, or set both to 1.0 to share all devices"
             )
         trainer, sampler = devices[:trains], devices[-generates:]
     heads, kv = hf.num_attention_heads, hf.num_key_value_heads
@@ -238,8 +240,8 @@ def plan_devices(c, hf, devices: list) -> tuple[list, jax.sharding.Mesh | None]:
         (
             vllm and (heads % chips or (kv % chips and chips % kv)),
             f"SAMPLER_DATA_PARALLEL={copies}: leaves "
-            f"{chips} chips to a copy of the model; that must divide the {heads} heads of MODEL, and divide its "
-            f"{kv} key/value heads or be a multiple of them",
+            f"{chips} chips to a copy of the model; that must divide the {heads} heads of MODEL, "
+            f"and divide its {kv} key/value heads or be a multiple of them",
         ),
     ]
     for refused, message in rules:

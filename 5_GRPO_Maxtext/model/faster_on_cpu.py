@@ -156,13 +156,14 @@ def logits_of_groups(
         return jnp.concatenate([x[::G, :P], x[:, P:].reshape(-1, G * (x.shape[1] - P))], axis=1)
 
     with patched(SharedPromptAttention, "sizes", (P, G)):
+        # [B, P + G * T, V]
         logits, _ = model(
             folded(tokens),
             positions=folded(positions),
             cache=None,
             attention_mask=None,
             segment_ids=folded(segment_ids),
-        )  # [B, P + G * T, V]
+        )
     B, _, V = logits.shape
     first = jnp.broadcast_to(logits[:, P - 1, None, None], (B, G, 1, V))  # shared by all G answers
     later = logits[:, P:].reshape(B, G, -1, V)[:, :, :-1]

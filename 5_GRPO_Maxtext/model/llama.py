@@ -175,8 +175,9 @@ def load_tokenizer(folder: Path):
         fault = "its tokenizer has no chat template; use an instruct model"
     elif number >= (rows := json.loads((folder / "config.json").read_text())["vocab_size"]):
         fault = (
-            f"its tokenizer has number {number} for {token!r}, and its config.json only vocab_size={rows} "
-            "embeddings; resize the model's, or take the token out of the tokenizer"
+            f"its tokenizer has number {number} for {token!r}, and its config.json only "
+            f"vocab_size={rows} embeddings; resize the model's, "
+            "or take the token out of the tokenizer"
         )
     if fault:
         raise UserError(f"MODEL={folder}: {fault}")
@@ -195,7 +196,10 @@ def check_teacher(c, tokenizer) -> None:
     except UserError as error:
         raise UserError(str(error).replace("MODEL=", "TEACHER=", 1)) from None
     if theirs.get_vocab() != tokenizer.get_vocab():
-        why = f"its vocabulary of {len(theirs):,} tokens is not that of MODEL={c.MODEL} ({len(tokenizer):,})"
+        why = (
+            f"its vocabulary of {len(theirs):,} tokens is not that of "
+            f"MODEL={c.MODEL} ({len(tokenizer):,})"
+        )
         remedy = "it judges token by token, so choose one of the same family"
         raise UserError(f"TEACHER={c.TEACHER}: {why}; {remedy}")
 
@@ -269,8 +273,8 @@ def to_maxtext_config(
         validation = isinstance(error, pydantic.ValidationError)
         reason = error.errors()[0]["msg"] if validation else str(error).splitlines()[-1].strip()
         raise UserError(
-            f"DTYPE={dtype}, WEIGHT_DTYPE={weight_dtype}, ATTENTION={attention}: MaxText refuses one of "
-            f"these ({reason}); see its base.yml"
+            f"DTYPE={dtype}, WEIGHT_DTYPE={weight_dtype}, ATTENTION={attention}: MaxText refuses "
+            f"one of these ({reason}); see its base.yml"
         ) from None
     # MaxText parses "none" as None; its decoder checks for "none", so it would recompute every
     # layer.
@@ -330,7 +334,7 @@ def use_rope_scaling(model: nnx.Module, hf: transformers.PretrainedConfig) -> No
 
 
 def weight_mapping(hf: transformers.PretrainedConfig, config, saving_to_hf: bool):
-    """MaxText's own map of names and layouts between its model and Hugging Face's, for these sizes."""
+    """MaxText's own map of names and layouts from its model to Hugging Face's, for these sizes."""
     sizes = {"num_hidden_layers": hf.num_hidden_layers, "head_dim": hf.head_dim}
     names = param_mapping.PARAM_MAPPING[config.model_name](
         sizes, config, scan_layers=config.scan_layers

@@ -67,6 +67,7 @@ class Model:
         """Log-prob and entropy of each token of a gradient pass."""
         with devices.on_mesh(self.mesh, self.axis_rules):
             model = nnx.merge(self.graphdef, params, self.frozen, copy=True)
+            # [N, T], [N, T, V]
             log_prob, logits = log_probs(
                 model,
                 batch.prompt_ids,
@@ -75,7 +76,7 @@ class Model:
                 temperature=self.temperature,
                 logits_clip=self.logits_clip,
                 num_generations=self.num_generations,
-            )  # [N, T], [N, T, V]
+            )
             return Pi(log_prob, entropy_of(logits))
 
 
@@ -145,7 +146,7 @@ class Llm:
         return self.to_arrays(self.sample(questions, step))
 
     def sample(self, questions: dict[str, np.ndarray], step: int) -> RolloutOutput:
-        """`generate` in Tunix's format. The random key depends on SEED, step, and call in the step."""
+        """`generate` in Tunix's format; the key depends on SEED, step, and call in the step."""
         self._calls = self._calls + 1 if step == self._last_step else 0  # a refill asks again
         self._last_step, self.temperature = step, temperature_at(self.c, step)
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.c.SEED), step), self._calls)
@@ -240,7 +241,7 @@ class Llm:
         )
 
     def log_probs(self, batch) -> jax.Array:
-        """Log-probs of the answers under the last loaded policy: float32 [passes, N / passes, T]."""
+        """Log-probs of the answers under the last loaded policy: float32 [passes, N/passes, T]."""
         return self._log_probs(self._graphdef, (self.params, self._frozen), batch)
 
     def reference_log_probs(self, batch) -> jax.Array:

@@ -1,6 +1,6 @@
 """LoRA: freezes the model and trains a small matrix product next to each weight.
 
-    y = x W + (alpha / r) x A B        W [in, out] frozen, A [in, r] random, B [r, out] zero at first
+    y = x W + (alpha / r) x A B      W [in, out] frozen, A [in, r] random, B [r, out] zero at first
 
 (Hu et al. 2021, arXiv 2106.09685, eq. 3). With B = 0 the first answers are exactly the base
 model's. qwix puts A and B into the MaxText model. The main script differentiates, updates and saves

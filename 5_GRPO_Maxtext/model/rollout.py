@@ -3,17 +3,19 @@
 On a TPU VM, vLLM generates the answers; everywhere else this file does. Tunix accepts any
 `BaseRollout`, and its own 'vanilla' one can't drive a MaxText model. A call runs two programs:
 
-    prefill   all tokens of the prompts in one forward pass, which fills their half of the KV cache; once per
-              prompt, however many answers we sample for it
+    prefill   all tokens of the prompts in one forward pass, which fills their half of the KV
+              cache; once per prompt, however many answers we sample for it
     decode    one token per step for all rows, until every row has ended
 
 Three things differ from Tunix's vanilla sampler. Getting any of them wrong would silently break
 learning:
 
-    end of sequence    stays in the completion: otherwise it's never trained, and answers never learn to stop
-    random key         is the caller's, `seed`, and depends on the training step: otherwise every step samples
-                       the same, or a resumed run samples differently
-    log-probs          use the sampling temperature: otherwise the ratio of the first inner update isn't 1
+    end of sequence    stays in the completion: otherwise it's never trained, and answers never
+                       learn to stop
+    random key         is the caller's, `seed`, and depends on the training step: otherwise every
+                       step samples the same, or a resumed run samples differently
+    log-probs          use the sampling temperature: otherwise the ratio of the first inner update
+                       isn't 1
 """
 
 import contextlib

@@ -31,7 +31,8 @@ def prepare_libraries() -> None:
         installed = importlib.metadata.version(package)
         if installed != wanted:
             raise UserError(
-                f"{package} {installed} is installed: this script needs {wanted}; install {package}=={wanted}"
+                f"{package} {installed} is installed: this script needs {wanted}; "
+                f"install {package}=={wanted}"
             )
 
 

@@ -4,11 +4,13 @@ probability.
 One line per question of a kept step. Log-probs have one number per token, end-of-sequence included:
 
     {"step": 10, "question": ..., "answer": the right one, "data_source": ..., "beta": 0.08,
-     "temperature": 1.0, "tokens_in_step": 1893, "completions_in_step": 128,   what the step's loss counts
-     "completions": [{"text": ..., "tokens": ids, "pieces": their texts, "points": {"check_answer":
-        3.0, ...}, "reward": their sum, "advantage": 0.71, "log_prob": before the update,
-        "log_prob_after": after it, "log_prob_reference": (null without KL), "correct": ...,
-        "correct_lenient": ..., "format_ok": ..., "cut_off": ..., "counts": in the loss}]}
+     "temperature": 1.0, "tokens_in_step": 1893, "completions_in_step": 128,   what its loss counts
+     "completions": [{"text": ..., "tokens": ids, "pieces": their texts,
+        "points": {"check_answer": 3.0, ...}, "reward": their sum, "advantage": 0.71,
+        "log_prob": before the update, "log_prob_after": after it,
+        "log_prob_reference": (null without KL),
+        "correct": ..., "correct_lenient": ..., "format_ok": ..., "cut_off": ...,
+        "counts": in the loss}]}
 
 An episode of ENVIRONMENT also has "turn" (-1: environment) and "advantages" per token, and its
 "rewards".

@@ -41,7 +41,7 @@ def judged(grader, completion: str, row: dict[str, Any]) -> str:
 
 
 def vote(grader, completions: list[str], data_source: str | None = None) -> tuple[str, str]:
-    """The first completion with the most frequent answer, and that answer in words with its count."""
+    """The first completion with the most frequent answer, and that answer with its count."""
     votes = grader.votes(completions, data_source)
     most = max((vote for vote in votes if vote is not None), key=votes.count, default=None)
     count = f"{most} ({votes.count(most)} of {len(completions)})"

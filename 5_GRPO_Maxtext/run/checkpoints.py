@@ -56,7 +56,10 @@ def root_of_run(checkpoint_dir: str, folder: Path) -> str:
     if owner is None and note.exists():
         raise UserError(f"{named}: {note} is damaged; copy the run.json of its RUN_DIR over it")
     if owner or saved(root):
-        fault = f"{root} holds the checkpoints of another run ({(owner or {}).get('RUN_DIR', 'unknown')})"
+        fault = (
+            f"{root} holds the checkpoints of another run "
+            f"({(owner or {}).get('RUN_DIR', 'unknown')})"
+        )
         raise UserError(f"{named}: {fault}; choose another folder, or another name for RUN_DIR")
     return root
 
@@ -106,8 +109,9 @@ def save(
         return
     if not all_finite((params, opt_state)):
         raise UserError(
-            f"the weights or their Adam moments after step {step} are not finite; no checkpoint holds them. "
-            f"Lower LEARNING_RATE={c.LEARNING_RATE} or MAX_GRAD_NORM={c.MAX_GRAD_NORM}, and start a new run"
+            f"the weights or their Adam moments after step {step} are not finite; no checkpoint "
+            f"holds them. Lower LEARNING_RATE={c.LEARNING_RATE} or "
+            f"MAX_GRAD_NORM={c.MAX_GRAD_NORM}, and start a new run"
         )
     weights, moments = map(ocp.args.StandardSave, (params, jax.tree.leaves(opt_state)))
     loop = ocp.args.JsonSave(copy.deepcopy(loop))  # written in a thread while the loop continues

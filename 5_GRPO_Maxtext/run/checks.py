@@ -64,8 +64,9 @@ def combinations(c) -> None:
         (
             "ROLLOUTS",
             ahead and (c.ZERO_VARIANCE_GROUPS == "refill" or c.TEMPERATURE_END),
-            "works neither with ZERO_VARIANCE_GROUPS=refill nor with TEMPERATURE_END (ZERO_VARIANCE_GROUPS="
-            f"{c.ZERO_VARIANCE_GROUPS}, TEMPERATURE_END={c.TEMPERATURE_END}); drop one",
+            "works neither with ZERO_VARIANCE_GROUPS=refill nor with TEMPERATURE_END "
+            f"(ZERO_VARIANCE_GROUPS={c.ZERO_VARIANCE_GROUPS}, "
+            f"TEMPERATURE_END={c.TEMPERATURE_END}); drop one",
         ),
         (
             "EPSILON_HIGH",
@@ -113,7 +114,8 @@ def combinations(c) -> None:
             "SCAN_LAYERS",
             vllm and not c.SCAN_LAYERS,
             "with ROLLOUT_ENGINE=vllm it must be True; MaxText names "
-            "only the stacked layers to vLLM, others would keep vLLM's random weights without a word",
+            "only the stacked layers to vLLM, others would keep vLLM's "
+            "random weights without a word",
         ),
         (
             "LOGITS_CLIP",
@@ -124,13 +126,16 @@ def combinations(c) -> None:
         (
             "TEMPERATURE",
             vllm and max(c.TEMPERATURE, c.TEMPERATURE_END) > VLLM_TEMPERATURE,
-            f"TEMPERATURE_END={c.TEMPERATURE_END}: vLLM takes at most {VLLM_TEMPERATURE}; lower it, or set "
-            "ROLLOUT_ENGINE=maxtext",
+            f"TEMPERATURE_END={c.TEMPERATURE_END}: vLLM takes at most {VLLM_TEMPERATURE}; lower "
+            "it, or set ROLLOUT_ENGINE=maxtext",
         ),
         (
             "MACHINE",
             c.MACHINE and not parse_machine(c.MACHINE),
-            f"no such machine; {', '.join(CARDS)}, several of them (8xh100), or a TPU slice (v6e-8)",
+            (
+                f"no such machine; {', '.join(CARDS)}, several of them (8xh100), "
+                "or a TPU slice (v6e-8)"
+            ),
         ),
         (
             "MACHINE",
@@ -214,7 +219,8 @@ def template(c) -> None:
         fault = f"{type(error).__name__} {error}"
     if fault:
         raise UserError(
-            f"TEMPLATE={c.TEMPLATE!r:.80}: {fault}; write {{question}} where the question belongs and "
+            f"TEMPLATE={c.TEMPLATE!r:.80}: {fault}; write {{question}} where the question belongs "
+            "and "
             "{system_prompt} for SYSTEM_PROMPT; other braces are written twice"
         )
 

@@ -4,8 +4,8 @@ Versions, model, access and tokenizer, data, prompt lengths, rewards, paths, dis
 the mesh, memory and vLLM's share of it. It writes nothing. You can plan the 8 B job on any machine,
 in 8 s on one core:
 
-    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py DRY_RUN=True
-    MODEL=meta-llama/Llama-3.1-8B-Instruct
+    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py DRY_RUN=True \
+        MODEL=meta-llama/Llama-3.1-8B-Instruct
 """
 
 import contextlib
@@ -56,16 +56,16 @@ def dry_run(c, arguments: Sequence[str], course: ModuleType, tables) -> None:
         model, _ = llama.abstract_model(hf, config, jax.devices()[:1])
         parameters = llama.count_parameters(model)  # nothing was allocated
         print(
-            f"model    {source}\n         {parameters:,} parameters, {hf.num_hidden_layers} layers, "
-            f"{c.DTYPE} over {c.WEIGHT_DTYPE}"
+            f"model    {source}\n         {parameters:,} parameters, {hf.num_hidden_layers} "
+            f"layers, {c.DTYPE} over {c.WEIGHT_DTYPE}"
         )
         check_data(c, hf, folder and llama.load_tokenizer(folder), course)
         sequences = c.BATCH_SIZE * c.NUM_GENERATIONS
         tokens = sequences * (c.MAX_PROMPT_LENGTH + c.TOTAL_GENERATION_STEPS)
         passes = c.BATCH_SIZE // (c.TRAIN_MICRO_BATCH_SIZE or c.BATCH_SIZE)
         print(
-            f"step     {c.BATCH_SIZE} prompts x {c.NUM_GENERATIONS} answers = {sequences} sequences, up to "
-            f"{tokens:,} tokens, in {passes} gradient pass(es)\n"
+            f"step     {c.BATCH_SIZE} prompts x {c.NUM_GENERATIONS} answers = {sequences} "
+            f"sequences, up to {tokens:,} tokens, in {passes} gradient pass(es)\n"
             f"run      {c.NUM_BATCHES:,} steps, {c.NUM_BATCHES * c.NUM_ITERATIONS:,} updates, "
             f"{c.NUM_BATCHES * sequences:,} answers"
         )
@@ -85,7 +85,7 @@ def dry_run(c, arguments: Sequence[str], course: ModuleType, tables) -> None:
 
 
 def on_target(c) -> bool:
-    """Whether this machine could train the model: any for a small one, else one with a TPU or GPU."""
+    """Whether this machine could train the model: any for a small one, else a TPU or GPU."""
     return not c.MACHINE and (settings.is_small(c.MODEL) or jax.default_backend() != "cpu")
 
 
@@ -142,7 +142,7 @@ def check_data(c, hf, tokenizer, course: ModuleType) -> None:
 
 
 def check_paths(c, trained: int) -> None:
-    """Checks that RUN_DIR and CHECKPOINT_DIR are writable and have room for `trained` parameters."""
+    """Checks that RUN_DIR and CHECKPOINT_DIR are writable and hold `trained` parameters."""
     folder = Path(c.RUN_DIR or "runs")
     if (folder / "constants.json").exists():
         run_folder.check_same_constants(c, run_files.read_constants(folder), folder)
@@ -156,8 +156,8 @@ def check_paths(c, trained: int) -> None:
     size = memory.checkpoint_bytes(c, trained)
     count = -(-c.NUM_BATCHES // c.SAVE_INTERVAL_STEPS)
     print(
-        f"saves    {count:,} checkpoints of {size / memory.GIB:.3g} GiB, the last {c.MAX_TO_KEEP} kept: "
-        f"{size * c.MAX_TO_KEEP / memory.GIB:.3g} GiB in {c.CHECKPOINT_DIR or folder}"
+        f"saves    {count:,} checkpoints of {size / memory.GIB:.3g} GiB, the last {c.MAX_TO_KEEP} "
+        f"kept: {size * c.MAX_TO_KEEP / memory.GIB:.3g} GiB in {c.CHECKPOINT_DIR or folder}"
     )
     if on_target(c):
         memory.check_disk(c, trained, c.CHECKPOINT_DIR or f"{folder}/checkpoints")

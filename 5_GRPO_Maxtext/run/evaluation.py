@@ -200,7 +200,7 @@ def dips(evaluations: Sequence[Result]) -> list[tuple[int, bool, Sentence]]:
 
 
 def best(evaluations: Sequence[Result]) -> Sentence | None:
-    """The evaluation during training with the most right answers, in a sentence; None without any."""
+    """The evaluation during training with the most right answers, in a sentence, or None."""
     if not evaluations:
         return None
     # the first

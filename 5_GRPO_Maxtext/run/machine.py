@@ -124,13 +124,16 @@ def attention_fault(c, machine: Machine) -> str:
     if machine.platform == "cpu" and flash:
         return "there is no such kernel for the CPU of this machine; use dot_product"
     if machine.platform == "gpu" and may_flash and machine.capability < 8:
-        return f"needs compute capability 8.0, {machine.name} has {machine.capability}; use dot_product"
+        return (
+            f"needs compute capability 8.0, {machine.name} has {machine.capability}; "
+            "use dot_product"
+        )
     if machine.platform == "tpu" and flash and c.ROLLOUT_ENGINE == "maxtext":
         return "it can't decode, and ROLLOUT_ENGINE=maxtext decodes with it; use autoselected"
     if machine.platform == "tpu" and may_flash and length > FLASH_BLOCK and length % FLASH_BLOCK:
         return (
             f"flash attention has blocks of {FLASH_BLOCK} tokens, and TOTAL_GENERATION_STEPS="
-            f"{c.TOTAL_GENERATION_STEPS} with MAX_PROMPT_LENGTH={c.MAX_PROMPT_LENGTH} is {length}; make it a "
-            f"multiple of {FLASH_BLOCK}, or use dot_product"
+            f"{c.TOTAL_GENERATION_STEPS} with MAX_PROMPT_LENGTH={c.MAX_PROMPT_LENGTH} is {length}; "
+            f"make it a multiple of {FLASH_BLOCK}, or use dot_product"
         )
     return ""

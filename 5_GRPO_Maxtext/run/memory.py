@@ -55,7 +55,7 @@ def checkpoint_bytes(c, trained: int) -> int:
 
 
 def check_disk(c, trained: int, checkpoints: str) -> None:
-    """Raises UserError if the disk can't hold a run's checkpoints; a gs:// address isn't checked."""
+    """Raises UserError if the disk can't hold a run's checkpoints; gs:// isn't checked."""
     if not checkpoints.startswith("gs://"):
         # Orbax deletes the oldest after saving
         needed = checkpoint_bytes(c, trained) * (c.MAX_TO_KEEP + 1)
@@ -280,8 +280,8 @@ def verdict(c, machine: Machine, trains: int, needs: Estimate, peak: float, sour
     share = f"HBM_UTILIZATION_VLLM={c.HBM_UTILIZATION_VLLM}"
     if not least <= c.HBM_UTILIZATION_VLLM <= most:
         raise UserError(
-            f"{share}: of {limit} vLLM needs {needs.weights:.1f} for weights and {needs.cache:.1f} for a "
-            f"step's KV cache, {needs.taken:.1f} are taken when it starts, training takes {peak:.1f}; use "
-            f"{least} to {most}"
+            f"{share}: of {limit} vLLM needs {needs.weights:.1f} for weights and {needs.cache:.1f} "
+            f"for a step's KV cache, {needs.taken:.1f} are taken when it starts, training takes "
+            f"{peak:.1f}; use {least} to {most}"
         )
     return f"{fits}; vLLM needs {needs.weights:.1f} + KV cache {needs.cache:.1f}, {share} is enough"

@@ -74,8 +74,8 @@ def write(folder: Path, *others: Path) -> Path:
         data = compare_data(read(folder), *map(read, others)) if others else run_data(read(folder))
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise UserError(
-            f"RUN_DIR={folder}: answers.jsonl, evaluations.jsonl, before.json or after.json in it is none of "
-            f"ours, or of another version ({error!r:.80}); move the file away"
+            f"RUN_DIR={folder}: answers.jsonl, evaluations.jsonl, before.json or after.json in it "
+            f"is none of ours, or of another version ({error!r:.80}); move the file away"
         ) from None
     return save(folder / ("compare.html" if others else "report.html"), data)
 
@@ -171,8 +171,9 @@ def compare_data(*runs: SimpleNamespace) -> dict[str, Any]:
                 f"{name}={c[name]} and EVAL_CONFIG={c['EVAL_CONFIG']}" for c in constants
             )
             raise UserError(
-                f"show_run {folders[0]} {folders[1]}: not the same questions, or not sampled the same way "
-                f"({values}), so comparing them would be wrong; give two runs with the same questions"
+                f"show_run {folders[0]} {folders[1]}: not the same questions, or not sampled the "
+                f"same way ({values}), so comparing them would be wrong; "
+                "give two runs with the same questions"
             )
     names = [
         folder.name if folders[0].name != folders[1].name else str(folder) for folder in folders

@@ -14,7 +14,7 @@ _OBEYED = re.compile(
 
 
 def escape_controls(text: str) -> str:
-    r"""`text` with visible escapes, such as \x1b or \u202e, for characters that control a terminal."""
+    r"""`text` with visible escapes, such as \x1b or \u202e, for terminal control characters."""
     return _OBEYED.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 

@@ -42,7 +42,7 @@ def keep_compiled() -> None:
 
 @contextlib.contextmanager
 def stop_after_step() -> Iterator[threading.Event]:
-    """Yields an event that the first Ctrl-C (or SIGTERM) sets; the second one interrupts at once."""
+    """Yields an event that the first Ctrl-C (or SIGTERM) sets; the second interrupts at once."""
     stop = threading.Event()
 
     def on_signal(number, frame):

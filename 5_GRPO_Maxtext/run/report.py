@@ -54,15 +54,17 @@ def introduce(
         f"{c.WEIGHT_DTYPE}{adapter}; the constants' {column} column\n"
         f"data     {', '.join(data)}\n"
         f"rewards  {task.grader}\n"
-        f"step     {c.BATCH_SIZE} prompts x {c.NUM_GENERATIONS} answers = {c.BATCH_SIZE * c.NUM_GENERATIONS} "
-        f"sequences of {c.MAX_PROMPT_LENGTH} + {c.TOTAL_GENERATION_STEPS} tokens\n"
-        f"run      {c.NUM_BATCHES} steps on {jax.device_count()} {jax.devices()[0].device_kind} device(s), "
-        f"generation by {c.ROLLOUT_ENGINE}, in {folder.path}"
+        f"step     {c.BATCH_SIZE} prompts x {c.NUM_GENERATIONS} answers = "
+        f"{c.BATCH_SIZE * c.NUM_GENERATIONS} sequences of {c.MAX_PROMPT_LENGTH} + "
+        f"{c.TOTAL_GENERATION_STEPS} tokens\nrun      {c.NUM_BATCHES} steps on "
+        f"{jax.device_count()} {jax.devices()[0].device_kind} device(s), generation by "
+        f"{c.ROLLOUT_ENGINE}, in {folder.path}"
     )
     questions.say_overlap(rows)
     if folder.done:
         print(
-            f"going on after step {folder.done} of {c.NUM_BATCHES}, from the checkpoint in {folder.path}"
+            f"going on after step {folder.done} of {c.NUM_BATCHES}, "
+            f"from the checkpoint in {folder.path}"
         )
 
 
@@ -98,7 +100,7 @@ def data_source_table(before: Result, after: Result) -> str:
 
 
 def example(before: Result, after: Result) -> str:
-    """The answers to the first question whose answer turned right, or else to the first question."""
+    """The answers to the first question whose answer turned right, else to the first question."""
     sides = list(zip(before["correct"], after["correct"], strict=True))
     i = sides.index((False, True)) if (False, True) in sides else 0
     asked = before["asked"][i]
@@ -150,8 +152,8 @@ def write(c, folder: RunFolder, source: str) -> None:
     )
     text = "\n\n".join(part for part in parts if part)
     (logs / "report.md").write_text(
-        f"# GRPO: before and after\n\n`{read.command}`\n\nmodel `{c.MODEL}`, test questions: {source}, seed "
-        f"{c.SEED}\n\n{text}\n"
+        f"# GRPO: before and after\n\n`{read.command}`\n\nmodel `{c.MODEL}`, test questions: "
+        f"{source}, seed {c.SEED}\n\n{text}\n"
     )
     print(f"\n{text}\n\nreport: {logs}/report.md, total {seconds:.0f} s")
     print(f"every answer: open {page.save(logs / 'report.html', page.run_data(read))} in a browser")

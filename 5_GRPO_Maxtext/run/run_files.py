@@ -42,14 +42,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """The object in a local or bucket JSON file; None if there's no such file, or no object in it."""
+    """The object in a local or bucket JSON file; None if there's no such file or object."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         content = json.loads(path.read_text(encoding="utf-8"))
         return content if isinstance(content, dict) else None
 
 
 def read_constants(folder: Path, constant: str = "RUN_DIR") -> dict[str, Any]:
-    """The constants the run in `folder` was started with; `constant` names the folder in messages."""
+    """The constants of the run in `folder`; `constant` names the folder in messages."""
     path = folder / "constants.json"
     if not path.is_file():
         raise UserError(

@@ -80,9 +80,10 @@ class RunFolder:
             return
         if name == "before" and self.done:
             raise UserError(
-                f"RUN_DIR={self.path}: {file.name} is lost or damaged, and after {self.done} steps the "
-                "model can no longer be asked as it was before training; put the file back, or start another "
-                "run (inference.py and the tool convert_checkpoint take this one's checkpoints as they are)"
+                f"RUN_DIR={self.path}: {file.name} is lost or damaged, and after {self.done} steps "
+                "the model can no longer be asked as it was before training; put the file back, "
+                "or start another run (inference.py and the tool convert_checkpoint take this "
+                "one's checkpoints as they are)"
             )
         result = ask()
         print(f"{name} training: {in_words(result)}")
@@ -131,7 +132,10 @@ def open_folder(c, arguments: Sequence[str] = ()) -> Iterator[RunFolder]:
                     f"RUN_DIR={logs}: its run.json is lost or damaged; put a whole one back"
                 )
             if note.get("saved") and not steps:
-                lost = f"{folder.checkpoints} is empty, and the run in RUN_DIR={path} has saved a checkpoint"
+                lost = (
+                    f"{folder.checkpoints} is empty, and the run in "
+                    f"RUN_DIR={path} has saved a checkpoint"
+                )
                 remedy = "put the checkpoints back, or choose another RUN_DIR to start anew"
                 raise UserError(f"{named}: {lost} after step {note['saved']}; {remedy}")
             (logs / "too_long.csv").unlink(missing_ok=True)  # each start rewrites it
@@ -141,8 +145,8 @@ def open_folder(c, arguments: Sequence[str] = ()) -> Iterator[RunFolder]:
         check_same_constants(c, saved, path)
         if (steps := saved["NUM_BATCHES"]) < c.NUM_BATCHES:
             print(
-                f"NUM_BATCHES raised from {steps} to {c.NUM_BATCHES}: the learning rate, which had fallen "
-                f"to 0, and TEMPERATURE_END now follow the schedule of {c.NUM_BATCHES} steps"
+                f"NUM_BATCHES raised from {steps} to {c.NUM_BATCHES}: the learning rate, which had "
+                f"fallen to 0, and TEMPERATURE_END now follow the schedule of {c.NUM_BATCHES} steps"
             )
             for name, place in itertools.product(
                 ("after.json", "result.json"), (logs, folder.copy)
@@ -192,7 +196,7 @@ def lock(logs: Path, folder: Path) -> int:
 
 
 def check_same_constants(c, saved: Mapping[str, Any], folder: Path) -> None:
-    """Refuses to resume with constants that differ from `saved`, except for a larger NUM_BATCHES."""
+    """Refuses to resume with constants that differ from `saved`, except a larger NUM_BATCHES."""
     mine = kept_constants(c)
     if odd := sorted(mine.keys() ^ saved.keys()):
         fault = f"started by another version of this script (it differs in {', '.join(odd[:3])})"

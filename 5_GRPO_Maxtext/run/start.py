@@ -133,7 +133,7 @@ def for_this_machine(c, arguments: Sequence[str]):
 def open_run(
     c, arguments: Sequence[str], course, tables
 ) -> Iterator[tuple[Any, Llm, Task, RunFolder]]:
-    """Yields the constants (MODEL with the hub's commit), the language model, task and run folder."""
+    """Yields the constants (MODEL with the hub's commit), language model, task and run folder."""
     devices.find_devices(c)
     # fetches config.json, which decides the constants' column
     llama.fetch_model(c.MODEL, weights=False)

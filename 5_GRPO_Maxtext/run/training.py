@@ -92,7 +92,8 @@ class TrainingLog:
         self.rows = [row for row in read_log(self._path) if row["step"] <= first_step]
         if (lost := first_step - len(self.rows)) > 0:
             print(
-                f"{self._path} has lost the rows of {lost:,} steps; the run goes on, its curves lack them"
+                f"{self._path} has lost the rows of {lost:,} steps; the run goes on, "
+                "its curves lack them"
             )
         self._write()
         (logs / "tensorboard").mkdir(exist_ok=True)
@@ -108,7 +109,7 @@ class TrainingLog:
         )
 
     def _write(self) -> None:
-        """Rewrites the file, because a later step, or more devices after a resume, can add columns."""
+        """Rewrites the file: a later step, or more devices after a resume, can add columns."""
         text = io.StringIO()
         writer = csv.DictWriter(
             text, dict.fromkeys(itertools.chain(COLUMNS, *self.rows)), restval="nan"
@@ -152,9 +153,11 @@ class TrainingRun:
     statement.
 
     Attributes:
-        first_step: the first step to do; those before it are in the newest checkpoint. beta: weight
-        of the KL in the next step. carried: what the rollouts remember from step to step, by name:
-        JSON, or a function that returns it. log: rows of train_log.csv.
+        first_step: the first step to do; those before it are in the newest checkpoint.
+        beta: weight of the KL in the next step.
+        carried: what the rollouts remember from step to step, by name: JSON, or a function that
+            returns it.
+        log: rows of train_log.csv.
     """
 
     def __init__(self, c, llm, task, folder, evaluate):
@@ -229,7 +232,7 @@ class TrainingRun:
             yield samples
 
     def check_finite(self, step: int, metrics) -> None:
-        """Raises UserError if too many updates in a row weren't finite; none of them were applied."""
+        """Raises UserError if too many updates in a row weren't finite; none was applied."""
         c, figures = (
             self.c,
             {"loss": float(metrics["loss"]), "gradient norm": float(metrics["grad_norm"])},
@@ -244,8 +247,8 @@ class TrainingRun:
         if self._nonfinite > c.MAX_NONFINITE_UPDATES:
             raise UserError(
                 f"the {bad[0]}; that update was not applied, and no checkpoint holds it. Lower "
-                f"LEARNING_RATE={c.LEARNING_RATE} or MAX_GRAD_NORM={c.MAX_GRAD_NORM}, and start a new run, "
-                f"or let some pass (MAX_NONFINITE_UPDATES={c.MAX_NONFINITE_UPDATES})"
+                f"LEARNING_RATE={c.LEARNING_RATE} or MAX_GRAD_NORM={c.MAX_GRAD_NORM}, and start a "
+                f"new run, or let some pass (MAX_NONFINITE_UPDATES={c.MAX_NONFINITE_UPDATES})"
             )
 
     def finish_step(self, step: int, samples, batch, params, opt_state, metrics) -> None:

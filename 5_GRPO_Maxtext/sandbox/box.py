@@ -35,8 +35,12 @@ OUTPUT_BYTES = 1 << 20  # a program that prints more fails
 # the one behind the .venv
 _PYTHON = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 SENTENCES = {
-    "namespaces": "namespaces: no network, no other process, no files but Python's; limits on the rest",
-    "limits": "limits only: an answer can read and write what this user can, and so can forge its reward",
+    "namespaces": (
+        "namespaces: no network, no other process, no files but Python's; limits on the rest"
+    ),
+    "limits": (
+        "limits only: an answer can read and write what this user can, and so can forge its reward"
+    ),
 }
 
 
@@ -107,7 +111,7 @@ def started(program: str, protection: str, stdin=subprocess.DEVNULL, pass_fds=()
 
 
 def output(process: subprocess.Popen, stdout, end: float = math.inf) -> tuple[str, bool]:
-    """What a program printed; whether it ended within OUTPUT_BYTES, WALL_SECONDS, and before `end`."""
+    """What a program printed; whether it kept to OUTPUT_BYTES, WALL_SECONDS and `end`."""
     # Its pipe closes when the last of its processes has ended; `wait` would only poll every 50 ms.
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.communicate(timeout=max(0.0, min(WALL_SECONDS, end - time.monotonic())))
@@ -147,7 +151,10 @@ def remove(folder: str) -> None:
 def fault(kind: str) -> str:
     """Why the protection `kind` doesn't work here, or "" if it does; tries it."""
     if sys.platform != "linux" or os.uname().machine not in warden.MACHINES:
-        return f"only on Linux on {' or '.join(warden.MACHINES)}, this is {sys.platform} {os.uname().machine}"
+        return (
+            f"only on Linux on {' or '.join(warden.MACHINES)}, "
+            f"this is {sys.platform} {os.uname().machine}"
+        )
     try:
         with started("print('it runs')", kind) as running:
             printed, _ = output(*running)
@@ -162,7 +169,10 @@ def protection(kind: str = PROTECTION) -> str:
     if kind not in SENTENCES:
         raise ValueError(f"CODE_PROTECTION={kind}: must be {' or '.join(SENTENCES)}")
     if why := fault(kind):
-        remedy = "allow user namespaces, or set the environment variable CODE_PROTECTION=limits: answers then"
+        remedy = (
+            "allow user namespaces, or set the environment variable CODE_PROTECTION=limits: "
+            "answers then"
+        )
         remedy = "" if kind == "limits" else f" Remedy: {remedy} see your files"
         raise ValueError(f"CODE_PROTECTION={kind}: no answer runs unprotected. {why}.{remedy}")
     return kind

@@ -1,7 +1,7 @@
 """Assert statements about functions in another process, out of reach of the program under test.
 
     checker: runs the tests,      --- look, call, make, as JSON --->   server: runs the answer,
-    knows the expected values     <-- plain data or an exception ---   sees the arguments of each call
+    knows the expected values     <-- plain data or an exception ---   sees each call's arguments
 
 `task/code_grading.py` sends the text of this file to two sandboxes; one calls `check`, the other
 `serve`. In the tests `add(1, 2)` sends the arguments to the server and rebuilds the reply from
@@ -44,7 +44,7 @@ HELPERS = (
 
 
 def library(name: str):
-    """What `name` means without an import: a module of Python's, a public name of HELPERS, or None."""
+    """What `name` means without an import: a Python module, a public name of HELPERS, or None."""
     if name.startswith("_"):
         return None
     if name in sys.stdlib_module_names:

@@ -53,7 +53,7 @@ def seccomp_filter() -> bytes:
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 
-# ---------------------------------------------------------------- inside: the last steps before the program
+# ------------------------------------------------------- inside: the last steps before the program
 
 READY = b"ready\n"
 
@@ -110,7 +110,7 @@ def _call(name: str, *arguments) -> None:
 
 
 def _read_only_paths(python: str) -> list[str]:
-    """Files and folders that Python and its C library need, without those inside another of them."""
+    """Files and folders that Python and its C library need, none inside another."""
     paths = [
         sys.base_prefix,
         sys.base_exec_prefix,

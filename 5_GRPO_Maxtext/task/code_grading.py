@@ -1,6 +1,7 @@
 r"""Grades answers that are programs by the share of tests they pass.
 
-    score = compute_score("```python\ndef add(a, b):\n    return a + b\n```", "assert add(1, 2) == 3")  # 1.0
+    answer = "```python\ndef add(a, b):\n    return a + b\n```"
+    score = compute_score(answer, "assert add(1, 2) == 3")  # 1.0
 
 The answer runs in a sandbox (`sandbox/box.py`), and the expected values never enter it:
   * input and output: the program gets its input, and this process compares what it printed;
@@ -174,7 +175,7 @@ def _is_pythons(name: str) -> bool:
 
 
 def _answers_names(body: list[ast.stmt], names: dict[str, str], start: str) -> dict[str, str]:
-    """Those of `names` that the statements use, or else the one name in them that isn't Python's."""
+    """Those of `names` that the statements use, else the one name in them that isn't Python's."""
     bound = _named(body, (ast.Store, ast.Del)) | {a.arg for a in _parts(body, ast.arg)}
     bound |= {
         part.name for part in _parts(body, (ast.FunctionDef, ast.ClassDef, ast.ExceptHandler))

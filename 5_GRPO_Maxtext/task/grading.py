@@ -57,7 +57,8 @@ _SPOILT_BEFORE = re.compile(
     re.I | re.VERBOSE,
 )
 _SPOILT_AFTER = re.compile(
-    r"""\A(?:\s?(?:[kKMGBTxX]|[bmt]n|mln)\b | [eij]\b | ! | -(?![A-Za-z]) | \s+- | \s*/(?!\s?[A-Za-z]))
+    r"""\A(?:\s?(?:[kKMGBTxX]|[bmt]n|mln)\b | [eij]\b | ! | -(?![A-Za-z]) | \s+- | """
+    r"""\s*/(?!\s?[A-Za-z]))
     | [=;] | \b(?:and\ (?:an?|one)|or\ more|or\ less)\b""",
     re.VERBOSE,
 )
@@ -127,7 +128,7 @@ def parse_number(text: str) -> Fraction | None:
 
 
 def arithmetic(text: str) -> Fraction | None:
-    """The exact value of a short sum or product of plain numbers, such as "6 * (4 - 1)"; else None."""
+    """The exact value of a short arithmetic expression, such as "6 * (4 - 1)"; else None."""
     for sign, plain in _SIGNS.items():
         text = text.replace(sign, plain)
     text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text).strip()

@@ -16,14 +16,13 @@ WORD_JOINER = "\u2060"  # has no width
 
 
 def make_prompts(c, rows, source: str, tokenizer, think_tags: bool, too_long: Path | None):
-    """The rows that are short enough, with `prompts`: TEMPLATE inside the tokenizer's own chat
-    template.
+    """The rows that are short enough, with `prompts`: TEMPLATE inside the model's chat template.
 
     Args:
-        rows: from `questions.read_data`; they come from `source`. think_tags: whether the rewards
-        want <think> where SYSTEM_PROMPT has <reasoning>. too_long: CSV file for the questions of
-        more than MAX_PROMPT_LENGTH tokens, which are left out; None
-            in a dry run, which writes nothing.
+        rows: from `questions.read_data`; they come from `source`.
+        think_tags: whether the rewards want <think> where SYSTEM_PROMPT has <reasoning>.
+        too_long: CSV file for the questions of more than MAX_PROMPT_LENGTH tokens, which are left
+            out; None in a dry run, which writes nothing.
     """
     kept, left_out = with_prompts(c, rows, tokenizer, think_tags)
     if left_out:
@@ -33,8 +32,8 @@ def make_prompts(c, rows, source: str, tokenizer, think_tags: bool, too_long: Pa
         )
         more = f", ... ({f'all in {too_long}' if too_long else 'and more'})" if left_out[3:] else ""
         print(
-            f"{source}: {len(left_out):,} of {len(rows):,} questions are longer than MAX_PROMPT_LENGTH="
-            f"{c.MAX_PROMPT_LENGTH} and left out: {named}{more}"
+            f"{source}: {len(left_out):,} of {len(rows):,} questions are longer than "
+            f"MAX_PROMPT_LENGTH={c.MAX_PROMPT_LENGTH} and left out: {named}{more}"
         )
         if too_long:
             with open(too_long, "a", newline="", encoding="utf-8") as file:
@@ -93,8 +92,8 @@ def to_prompt(tokenizer, question: str, *, template: str, system_prompt: str) ->
         fault = f"fails ({type(error).__name__}: {' '.join(str(error).split()):.200})"
     if fault:
         raise UserError(
-            f"MODEL={tokenizer.name_or_path}: its chat template {fault}; correct chat_template in its "
-            "tokenizer's files, or take another model"
+            f"MODEL={tokenizer.name_or_path}: its chat template {fault}; correct chat_template in "
+            "its tokenizer's files, or take another model"
         )
     return prompt
 

@@ -1,9 +1,8 @@
-"""Reads questions from JSON, JSON lines, Parquet or tensorflow-datasets, and mixes them into
-batches.
+"""Reads questions from JSON, JSON lines, Parquet or tensorflow-datasets, and mixes batches.
 
-A row is a question and its right answer, with either set of columns:
+A row is a question and its right answer, with either set of columns; the first is GSM8K's:
 
-    {"question": "...", "answer": "16 - 7 = 9\\n#### 9"}                                       as in GSM8K
+    {"question": "...", "answer": "16 - 7 = 9\\n#### 9"}
     {"prompt": "...", "ground_truth": "9", "data_source": "math_reasoning", "extra_info": {...}}
 
 `data_source` names the task and so selects the grader (see task_rewards.py). With GSM8K's columns
@@ -12,10 +11,10 @@ unchanged.
 
 A DATASET is one source, or several with their shares of the training questions:
 
-    DATASET=tiny_gsm8k                       a folder with train.jsonl and test.jsonl (and validation.jsonl)
-    DATASET=gsm8k                            your folder of that name; or else from tensorflow-datasets
+    DATASET=tiny_gsm8k                     a folder with train.jsonl, test.jsonl (validation.jsonl)
+    DATASET=gsm8k                          your folder of that name, else from tensorflow-datasets
     DATASET=mine.parquet
-    DATASET=sums.jsonl:0.7,code.jsonl:0.3    7 questions of the first to 3 of the second
+    DATASET=sums.jsonl:0.7,code.jsonl:0.3  7 questions of the first to 3 of the second
 """
 
 import decimal
@@ -65,7 +64,10 @@ def parse_sources(spec: str, constant: str = "DATASET") -> list[tuple[str, float
         or len(set(colons)) > 1
         or not all(0 < weight < math.inf for weight in weights)
     ):
-        rule = "name each source once, all of them with a weight above 0 or none: a.jsonl:0.7,b.jsonl:0.3"
+        rule = (
+            "name each source once, all of them with a weight above 0 or none: "
+            "a.jsonl:0.7,b.jsonl:0.3"
+        )
         raise UserError(f"{constant}={spec}: {rule}")
     return list(zip(names, weights))
 
@@ -164,7 +166,7 @@ def to_question(row: Any, optional: bool = False) -> dict[str, Any]:
 
 
 def interleave(parts: Iterable[list[dict[str, str]]]) -> list[dict[str, str]]:
-    """Takes a row from each part in turn until all are used, so the list's top covers every source."""
+    """Takes a row from each part in turn until all are used: the list's top has every source."""
     return [row for turn in itertools.zip_longest(*parts) for row in turn if row is not None]
 
 
@@ -174,11 +176,13 @@ def read_questions(
     """Reads the questions and right answers of a DATASET.
 
     Args:
-        dataset: one or several sources; `constant` holds it. split: "train" or "test"; ignored for
-        a single file. bad_rows: "refuse" raises if rows cannot be used; "skip" prints them and
-        leaves them out. fault: (data_source, ground truth, extra_info) -> what is wrong, if
-        anything; None accepts all. optional: whether right answers may be missing; a row then also
-        has `row`, as the file has it.
+        dataset: one or several sources; `constant` holds it.
+        split: "train" or "test"; ignored for a single file.
+        bad_rows: "refuse" raises if rows cannot be used; "skip" prints them and leaves them out.
+        fault: (data_source, ground truth, extra_info) -> what is wrong, if anything; None accepts
+            all.
+        optional: whether right answers may be missing; a row then also has `row`, as the file has
+            it.
 
     Returns:
         Rows as from `to_question`, with `source` (the file), its `weight` and `line`, all texts,
@@ -242,8 +246,9 @@ def read_tfds_gsm8k(split: str, constant: str) -> tuple[list[tuple[int, Any]], s
         # tensorflow-datasets tries for over 200 s
         if not reachable("https://raw.githubusercontent.com"):
             raise OutOfReach(
-                f"{constant}=gsm8k: no network, and nothing prepared in {builder.data_dir_root}; prepare it "
-                "on a machine with a network and set TFDS_DATA_DIR, or give a JSON, JSONL or Parquet file"
+                f"{constant}=gsm8k: no network, and nothing prepared in {builder.data_dir_root}; "
+                "prepare it on a machine with a network and set TFDS_DATA_DIR, or give a JSON, "
+                "JSONL or Parquet file"
             )
         builder.download_and_prepare()
     rows = [

@@ -77,7 +77,7 @@ def digit_reward(prompts, completions, **kwargs) -> list[float]:
 
 
 def hard_format_reward(prompts, completions, **kwargs) -> list[float]:
-    """POINTS_HARD_FORMAT for one think block and one answer block, neither empty, and nothing else."""
+    """POINTS_HARD_FORMAT for a think block and an answer block, neither empty, nothing else."""
     return [POINTS_HARD_FORMAT * format_ok(completion, THINK_TAGS) for completion in completions]
 
 
@@ -140,7 +140,7 @@ class Grader:
         return np.array([float(grade(*pair)) for pair in zip(completions, answer, strict=True)])
 
     def right_lenient(self, completions, answer, data_source, extra_info, **columns) -> np.ndarray:
-        """Whether each one's last number is right, or `score` if the gold isn't a number: bool [N]."""
+        """Whether each one's last number is right, or `score` if gold isn't a number; bool [N]."""
         by_number = [not self.by_world and parse_number(str(gold)) is not None for gold in answer]
         lenient = [
             grade_lenient(text, str(gold)) for text, gold in zip(completions, answer, strict=True)
@@ -152,7 +152,7 @@ class Grader:
         )
 
     def format_right(self, completion: str) -> bool:
-        """Whether the completion has the format the prompt asks for, or the environment ended it."""
+        """Whether it has the format that the prompt asks for, or the environment ended it."""
         if self.by_world:
             return completion.terminated
         return format_ok(completion, THINK_TAGS if self.think_tags else TAGS)
@@ -213,8 +213,9 @@ def make_grader(
             raise UserError(f"{place}: {task_rewards.unknown_data_source(row['data_source'])}")
         if by_number and parse_number(row["answer"]) is None:
             raise UserError(
-                f"REWARDS={rewards}: check_answer and check_numbers grade numbers, the answer in {place} is "
-                f"{row['answer']!r:.40}; leave REWARDS empty, then compute_score grades by data_source"
+                f"REWARDS={rewards}: check_answer and check_numbers grade numbers, the answer in "
+                f"{place} is {row['answer']!r:.40}; leave REWARDS empty, "
+                "then compute_score grades by data_source"
             )
     if "compute_score" in names:
         known["compute_score"] = by_row(known["compute_score"], reward_file)
@@ -262,7 +263,10 @@ def by_row(score: Callable[..., float], reward_file: str) -> Reward:
     try:
         inspect.signature(score).bind(**dict.fromkeys(SCORE_ARGUMENTS))
     except TypeError as error:
-        told = f"REWARD_FUNC={reward_file}: compute_score {error}; it takes {', '.join(SCORE_ARGUMENTS)}"
+        told = (
+            f"REWARD_FUNC={reward_file}: compute_score {error}; "
+            f"it takes {', '.join(SCORE_ARGUMENTS)}"
+        )
         raise UserError(told) from None
     scored: dict[tuple[str, ...], float] = {}
 

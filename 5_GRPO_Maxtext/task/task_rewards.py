@@ -3,14 +3,15 @@ r"""Rewards by task: `compute_score(data_source, solution_str, ground_truth, ext
 Returns 1.0 for a right answer, else 0.0 (for code, the share of tests that pass, see
 code_grading.py):
 
-| data_source              | what counts as right                                                         |
-|--------------------------|------------------------------------------------------------------------------|
-| gsm8k, math_reasoning    | the number, compared exactly: "1,000", "$1000.00" and "1000" are equal       |
-| math                     | an equal expression, by math-verify: \frac{1}{2} equals 0.5, 3*4 equals 12   |
-| code, code_generation    | code that passes the tests in `ground_truth`                                 |
-| qa, trivia               | the text, or one of a JSON list of texts, normalized as in SQuAD: without    |
-|                          | case, punctuation, and a, an, the, unless nothing else is left               |
-| classification           | the label, without case and surrounding punctuation                          |
+| data_source           | what counts as right                                                     |
+|-----------------------|--------------------------------------------------------------------------|
+| gsm8k, math_reasoning | the number, compared exactly: "1,000", "$1000.00" and "1000" are equal   |
+| math                  | an equal expression, by math-verify: \frac{1}{2} equals 0.5, 3*4 equals  |
+|                       | 12                                                                       |
+| code, code_generation | code that passes the tests in `ground_truth`                             |
+| qa, trivia            | the text, or one of a JSON list of texts, normalized as in SQuAD:        |
+|                       | without case, punctuation, and a, an, the, unless nothing else is left   |
+| classification        | the label, without case and surrounding punctuation                      |
 
 It grades the last <answer>...</answer>, or else the last \boxed{...}, or else the text after the
 last "####". Without any of these it grades the whole text, which then has to be the answer and
@@ -35,7 +36,7 @@ _STOP_TOKENS = re.compile(r"(?:\s*+>\|\w++\|<)*+\s*+")  # matches reversed text
 
 
 def without_stop_tokens(text: str) -> str:
-    """`text` without trailing blanks and stop tokens, such as <|eot_id|>, which samplers may leave."""
+    """`text` without trailing blanks and stop tokens such as <|eot_id|>."""
     return text[: len(text) - _STOP_TOKENS.match(text[::-1]).end()]
 
 
@@ -144,7 +145,7 @@ MATH_SECONDS = 3  # to parse an expression, and again to compare; uses a signal,
 
 
 def read_math(text: str) -> list:
-    r"""What math-verify parses from `text`, nothing after MATH_SECONDS; `\$` is money, not LaTeX."""
+    r"""What math-verify parses from `text` in MATH_SECONDS, else nothing; `\$` is money."""
     import math_verify
 
     # it reports each answer that it cannot read
@@ -215,8 +216,8 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_
 def unknown_data_source(data_source: str) -> str:
     """The message for a data_source that `compute_score` doesn't know."""
     return (
-        f"data_source {data_source!r} is none that compute_score knows ({', '.join(GRADERS)}); rename it, or "
-        "give REWARD_FUNC a file with a compute_score of your own"
+        f"data_source {data_source!r} is none that compute_score knows ({', '.join(GRADERS)}); "
+        "rename it, or give REWARD_FUNC a file with a compute_score of your own"
     )
 
 

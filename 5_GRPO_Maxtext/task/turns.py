@@ -11,9 +11,9 @@ never decoded and re-encoded, which could change them.
 ENVIRONMENT names a Python file with a class `Environment`; each answer gets a new instance, created
 without arguments. It has Gymnasium's interface, in text:
 
-    reset(question, rng) -> observation                          what follows the prompt (usually nothing)
+    reset(question, rng) -> observation              what follows the prompt (usually nothing)
     step(action) -> observation, reward, terminated, truncated
-    STOP = ""                                                    where an action ends
+    STOP = ""                                        where an action ends
 
 `rng` is a separate NumPy generator per answer, so a resumed run samples the same. If STOP is empty,
 an action ends with the end-of-sequence token, and the observation is the user's next message in the
@@ -85,7 +85,10 @@ def ask_world(environment: str, call: str, method: Callable, *arguments):
             abs(given[1]) <= MAX_REWARD
         ):
             return given
-    wanted = f"observation, reward, terminated, truncated: a text, a number up to {MAX_REWARD:.0e}, two bools"
+    wanted = (
+        f"observation, reward, terminated, truncated: a text, a number up to {MAX_REWARD:.0e}, "
+        "two bools"
+    )
     wanted = "an observation, a text" if call == "reset" else wanted
     raise UserError(f"ENVIRONMENT={environment}: {call} returned {given!r:.90}; return {wanted}")
 
@@ -98,8 +101,8 @@ def around_observation(tokenizer) -> tuple[str, str]:
     text = chat(tokenizer, messages)
     if not all(word in text for word in WORDS):
         raise UserError(
-            "ENVIRONMENT: MODEL's chat template leaves messages out; take another model, or give the "
-            "Environment a STOP"
+            "ENVIRONMENT: MODEL's chat template leaves messages out; take another model, or give "
+            "the Environment a STOP"
         )
     before, _, after = text.partition(WORDS[1])[2].partition(WORDS[2])
     end = tokenizer.decode([tokenizer.eos_id()])
@@ -136,7 +139,8 @@ class Walker:
             self.hear(first, first)
         if self.over:
             raise UserError(
-                f"TOTAL_GENERATION_STEPS={limit}: ENVIRONMENT={c.ENVIRONMENT} fills it at reset; raise it"
+                f"TOTAL_GENERATION_STEPS={limit}: ENVIRONMENT={c.ENVIRONMENT} fills it at reset; "
+                "raise it"
             )
 
     def take(self, token: int, log_prob: float) -> int:
@@ -180,8 +184,8 @@ class Walker:
         tokens = self.tokenizer.encode(text, add_special_tokens=False)
         if self.tokenizer.pad_id() in tokens:
             raise UserError(
-                f"ENVIRONMENT={self.c.ENVIRONMENT}: the observation {observation!r:.60} has the padding "
-                "token in it; say it in other words"
+                f"ENVIRONMENT={self.c.ENVIRONMENT}: the observation {observation!r:.60} has the "
+                "padding token in it; say it in other words"
             )
         if len(self.tokens) + len(tokens) >= self.limit:
             self.over = True

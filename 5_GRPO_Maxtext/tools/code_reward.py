@@ -1,6 +1,6 @@
 """Scores a program by the share of tests it passes, in a sandbox.
 
-    python 5_GRPO_Maxtext/tool.py code_reward                     # which protection this machine offers
+    python 5_GRPO_Maxtext/tool.py code_reward               # this machine's protection
     python 5_GRPO_Maxtext/tool.py code_reward ANSWER=answer.py TESTS=tests.py
 
 `task/code_grading.py` explains the grading, `sandbox/box.py` the protection. A file of assert
@@ -19,13 +19,12 @@ from task import code_grading
 @dataclass(frozen=True, kw_only=True)
 class Constants:
     ANSWER: str = ""  # file with a program, or with a completion that contains one; "" = none
-    TESTS: str = (
-        ""  # file with assert statements, or with JSON pairs of input and output; "" = none
-    )
+    # file with assert statements, or with JSON pairs of input and output; "" = none
+    TESTS: str = ""
 
 
 def main(arguments: list[str]) -> None:
-    """Prints the protection of this machine and, with ANSWER and TESTS, the score and what failed."""
+    """Prints this machine's protection and, with ANSWER and TESTS, the score and what failed."""
     c = settings.read(Constants, arguments)
     if bool(c.ANSWER) != bool(c.TESTS):
         raise settings.UserError(

@@ -1,5 +1,4 @@
-"""Converts a Llama: Hugging Face to MaxText's scanned layout, and what was trained, or GGUF, to
-Hugging Face.
+"""Converts a Llama: Hugging Face to MaxText's scanned layout; a run or a GGUF to Hugging Face.
 
 What SOURCE is decides the direction. A Hugging Face name or folder becomes an Orbax checkpoint that
 MaxText's own programs load (`load_parameters_path=TARGET/0/items`). An Orbax checkpoint, MaxText's
@@ -8,13 +7,13 @@ format.
 
     hf[q, k, v, o, gate, up, down]  [out, in], one tensor per layer
         <->  MaxText  [in, layer, ...], all layers in one array (SCAN_LAYERS=True);
-             q and k: rotary pairs interleaved; q: divided by sqrt(head_dim), which Llama does while
-             attending
+             q and k: rotary pairs interleaved;
+             q: divided by sqrt(head_dim), which Llama does while attending
 
     C="python 5_GRPO_Maxtext/tool.py convert_checkpoint"
     $C SOURCE=tiny_llama TARGET=runs/tiny_maxtext
     $C SOURCE=runs/tiny_maxtext MODEL=tiny_llama TARGET=runs/tiny_hf
-    $C SOURCE=runs/mine TARGET=runs/mine_hf        # RUN_DIR=runs/mine, its last step; runs/mine/50 is step 50
+    $C SOURCE=runs/mine TARGET=runs/mine_hf   # a RUN_DIR, its last step; runs/mine/50: step 50
     $C SOURCE=SmolLM2-135M-Instruct.Q4_1.gguf TARGET=runs/smollm2
 
 LoRA's A and B are merged into the weights of the run's MODEL. A run's weights come with a model
@@ -47,19 +46,15 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 class Constants:
     """Edit a value here, or give it for one run as NAME=value."""
 
-    SOURCE: str = (
-        ""  # Hugging Face name or folder; .gguf file; Orbax checkpoint: a RUN_DIR, or MaxText's
-    )
+    # Hugging Face name or folder; .gguf file; Orbax checkpoint: a RUN_DIR, or MaxText's
+    SOURCE: str = ""
     TARGET: str = ""  # the folder to make; it must not exist yet
-    MODEL: str = (
-        ""  # for an Orbax SOURCE: where config.json and tokenizer come from (empty = the run's)
-    )
-    WEIGHT_DTYPE: Literal["", "float32", "bfloat16", "float16"] = (
-        ""  # (empty = MODEL's; for MaxText float32)
-    )
-    SCAN_LAYERS: bool = (
-        True  # layout of the MaxText checkpoint to write; one that is read shows its own
-    )
+    # for an Orbax SOURCE: where config.json and tokenizer come from (empty = the run's)
+    MODEL: str = ""
+    # (empty = MODEL's; for MaxText float32)
+    WEIGHT_DTYPE: Literal["", "float32", "bfloat16", "float16"] = ""
+    # layout of the MaxText checkpoint to write; one that is read shows its own
+    SCAN_LAYERS: bool = True
 
 
 def refuse(c: Constants) -> None:
@@ -114,7 +109,7 @@ def check_disk(c: Constants, hf, config) -> dict[str, int]:
 
 
 def from_orbax(checkpoint: Path) -> dict[str, np.ndarray]:
-    """The weights of a checkpoint by MaxText name, without an optimizer's state; raises UserError."""
+    """A checkpoint's weights by MaxText name, without an optimizer's state; raises UserError."""
     try:
         with ocp.PyTreeCheckpointer() as orbax:
             tree = orbax.metadata(checkpoint).item_metadata.tree
@@ -206,8 +201,8 @@ def to_huggingface(
     adapted = [name.removesuffix("_lora_a") for name in stored if name.endswith("_lora_a")]
     if not checkpoint and (adapted or not c.MODEL):
         raise UserError(
-            f"MODEL={c.MODEL}: SOURCE={c.SOURCE} is not in a run, whose constants.json would name MODEL and "
-            f"LORA_ALPHA; give {'the folder of the run' if adapted else 'MODEL'}"
+            f"MODEL={c.MODEL}: SOURCE={c.SOURCE} is not in a run, whose constants.json would name "
+            f"MODEL and LORA_ALPHA; give {'the folder of the run' if adapted else 'MODEL'}"
         )
     model = c.MODEL or checkpoint.constants["MODEL"]
     folder, hf = llama.fetch_model(model)

@@ -18,9 +18,9 @@ The compiler doesn't report speed, numerics, or the runtime's own memory. ALGORI
 memory GRPO saves: a critic as large as the actor, and its optimizer. `make fit-setup` installs both
 compilers.
 
-    .venv-fit-cards/bin/python 5_GRPO_Maxtext/tool.py fit_check CARDS=t4 MODEL=Qwen/Qwen3-0.6B
-    DTYPE=float32 .venv-fit/bin/python 5_GRPO_Maxtext/tool.py fit_check TOPOLOGIES=v6e-8
-    BATCH_SIZE=1
+    .venv-fit-cards/bin/python 5_GRPO_Maxtext/tool.py fit_check CARDS=t4 \
+        MODEL=Qwen/Qwen3-0.6B DTYPE=float32
+    .venv-fit/bin/python 5_GRPO_Maxtext/tool.py fit_check TOPOLOGIES=v6e-8 BATCH_SIZE=1
     .venv-vllm/bin/python 5_GRPO_Maxtext/tool.py fit_check TOPOLOGIES=v6e-8     # with vLLM's engine
 
 Takes every constant of the main script. To add a case to a file in assets/, add its row (machine,
@@ -86,22 +86,17 @@ from settings import UserError
 class Constants(demo.Constants):
     """This tool's constants, in addition to the main script's."""
 
-    MODEL: str = (
-        memory.LLAMA_3_1_8B
-    )  # Hugging Face name or folder; those in memory.PUBLISHED need no network
-    TOPOLOGIES: str = (
-        "v5p-8,v6e-8"  # Google's names; v5p counts two cores per chip: v5p-8 has 4 chips
-    )
-    CARDS: str = (
-        ""  # in place of TOPOLOGIES: t4, l4, rtx3090, ..., 8xh100; run/cards.csv describes them
-    )
-    ALGORITHM: Literal["GRPO", "PPO"] = (
-        "GRPO"  # PPO: with a critic and its optimizer; the update alone
-    )
+    # Hugging Face name or folder; those in memory.PUBLISHED need no network
+    MODEL: str = memory.LLAMA_3_1_8B
+    # Google's names; v5p counts two cores per chip: v5p-8 has 4 chips
+    TOPOLOGIES: str = "v5p-8,v6e-8"
+    # in place of TOPOLOGIES: t4, l4, rtx3090, ..., 8xh100; run/cards.csv describes them
+    CARDS: str = ""
+    # PPO: with a critic and its optimizer; the update alone
+    ALGORITHM: Literal["GRPO", "PPO"] = "GRPO"
     LARGEST: bool = False  # True: the largest batch that fits, in place of the one that's asked for
-    WRITE: Literal["", "fit_check.csv", "fit_rungs.csv", "fit_cards.csv"] = (
-        ""  # compiles its rows anew
-    )
+    # compiles its rows anew
+    WRITE: Literal["", "fit_check.csv", "fit_rungs.csv", "fit_cards.csv"] = ""
     SINCE: str = ""  # with WRITE: rows compiled on this day (2026-11-25) or later stay as they are
 
 
@@ -325,6 +320,7 @@ def abstract_vllm_state(model, mesh, dtype) -> nnx.State:
 
 
 # %% Compiling -------------------------------------------------------------------------------------
+# XLA's stream_executor.GpuTargetConfigProto, with what all cards since the T4 have in common
 TARGET = """gpu_device_info {{
  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
@@ -332,11 +328,11 @@ TARGET = """gpu_device_info {{
  cuda_compute_capability {{ major: {major} minor: {minor} }} {numbers} }}
 platform_name: "CUDA" dnn_version_info {{ major: 9 }} runtime_version {{ major: 13 }}
 device_description_str: "{name}"
-"""  # XLA's stream_executor.GpuTargetConfigProto; what all cards since the T4 have in common is written out
+"""
 
 
 def devices_of(machine: Machine) -> list:
-    """The devices of a TPU slice or NVIDIA cards we don't have; UserError without their compiler."""
+    """Devices of a TPU slice or NVIDIA cards we don't have; UserError without their compiler."""
     if card := CARDS.get(machine.kind):
         constant, python = "CARDS", ".venv-fit-cards"
         major, minor = card["capability"].split(".")
@@ -478,7 +474,10 @@ def check(
         source = f"compiled, {worst['program']}"
         return (
             rows,
-            f"{case}: yes: {memory.verdict(c, machine, len(trainer), needs, worst['peak'], source)}",
+            (
+                f"{case}: yes: "
+                f"{memory.verdict(c, machine, len(trainer), needs, worst['peak'], source)}"
+            ),
         )
     except UserError as error:
         remedy = "ALGORITHM=PPO, take GRPO, which has no critic; or " if critic else ""

@@ -3,16 +3,16 @@
 Reinforcement learning can only reinforce what a model already does now and then. So we train this
 model, by plain next-token prediction, on demonstrations that are imperfect in two systematic ways:
 
-    reading    most demonstrations of some kinds of problem misread the operation (subtract -> add ...)
+    reading    most demonstrations of some kinds of problem misread the operation (subtract -> add)
     format     many forget a tag, with some objects more often than not
 
 So its most likely answer is wrong or badly formatted about half the time, but sampling can still
 find a right one. With clean demonstrations all answers to a question would agree, and GRPO would
 have no signal.
 
-    python 5_GRPO_Maxtext/tool.py make_tiny_llama     # rewrites both folders and tiny.sha256, bit for bit
+    python 5_GRPO_Maxtext/tool.py make_tiny_llama     # rewrites both folders, bit for bit
     python 5_GRPO_Maxtext/tool.py make_tiny_llama FOLDER=runs/other SEED=1    # another, elsewhere
-    python 5_GRPO_Maxtext/tool.py make_tiny_llama TASK=grid                   # tiny_grid/, tiny_grid.sha256
+    python 5_GRPO_Maxtext/tool.py make_tiny_llama TASK=grid                # tiny_grid/
 
 Takes about 6 minutes on 2 cores. TASK=grid makes a smaller model for examples/grid in one minute.
 It has seen random walks that know the four moves but not the goal, tend to repeat a move, and

@@ -28,7 +28,7 @@ PACKAGES = ("google-tunix", "maxtext", "jax", "flax", "optax", "transformers")
 
 
 def licence_of(folder: Path) -> dict[str, str]:
-    """The licence fields of a base model's card, else such fields for its file LICENSE*; else none."""
+    """The licence fields of a base model's card, else for its file LICENSE*, else none."""
     try:
         data = huggingface_hub.metadata_load(folder / "README.md") or {}
     except (OSError, ValueError, yaml.YAMLError):  # there's no card, or its header can't be read

@@ -25,16 +25,14 @@ from settings import Count, Seed, TwoOrMore, UserError
 class Constants:
     """Edit a value here, or give it for one run as NAME=value."""
 
-    CHECKPOINT: str = (
-        ""  # a run's folder, or several of one MODEL, comma-separated (empty = the newest run)
-    )
+    # a run's folder, or several of one MODEL, comma-separated (empty = the newest run)
+    CHECKPOINT: str = ""
     SAMPLES: TwoOrMore = 256  # n, answers per question; k goes up to n in powers of two
     NUM_QUESTIONS: Count = 512  # from the top of the run's test set
     BATCH_SIZE: Count = 512  # answers decoded at once; more: faster, and more memory
     SEED: Seed = 0  # of the sampled answers
-    REWARD_FUNC: str = (
-        ""  # Python file with the runs' own compute_score; none is run unless named here
-    )
+    # Python file with the runs' own compute_score; none is run unless named here
+    REWARD_FUNC: str = ""
     RUN_DIR: str = "runs/pass_at_k"  # folder for the CSV file
 
 

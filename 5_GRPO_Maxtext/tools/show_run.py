@@ -1,8 +1,8 @@
 """Writes report.html, with every saved answer, for a finished or running run; or overlays two runs.
 
     python 5_GRPO_Maxtext/tool.py show_run runs/mine
-    python 5_GRPO_Maxtext/tool.py show_run                        # the run under runs/ that saved last
-    python 5_GRPO_Maxtext/tool.py show_run runs/mine runs/other   # writes runs/mine/compare.html
+    python 5_GRPO_Maxtext/tool.py show_run                      # the run in runs/ that saved last
+    python 5_GRPO_Maxtext/tool.py show_run runs/mine runs/other # writes runs/mine/compare.html
 
 The main script does the same when it ends. You can open the page from disk, without a server or
 network.

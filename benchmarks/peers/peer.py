@@ -20,7 +20,7 @@ from machine import clocks, commit  # noqa: F401  (the scripts' too)
 
 
 def options() -> tuple[str, list[int], int, Path]:
-    """Environment, seeds, its steps (0: the peer's own number) and checkout, from the command line."""
+    """Environment, seeds, steps (0: the peer's own number) and checkout, from the command line."""
     given = dict(argument.split("=", 1) for argument in sys.argv[1:])
     seeds = [int(seed) for seed in given.get("SEEDS", "0").split(",")]
     return (

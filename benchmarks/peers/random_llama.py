@@ -1,7 +1,7 @@
 """A Llama with random weights whose answers never end; run by grpo_step_scaling.py in TRL's
 environment.
 
-    python benchmarks/peers/random_llama.py FOLDER=path [hidden_size=96 ...]      # fields of its config.json
+    python benchmarks/peers/random_llama.py FOLDER=path [hidden_size=96 ...]  # config.json's fields
 
 The first number of each token's embedding is 1, and the output row of the two tokens that must not
 be drawn (end and padding) is far below zero there. All answers are as long as they may be, so two

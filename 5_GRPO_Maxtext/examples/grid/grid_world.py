@@ -72,14 +72,16 @@ class Environment:
             name = "#" if (row, column) in BLOCKED.get(world, ()) else f"{best:.0f}"
             name = "goal" if (row, column) == GOAL else name
             cells.append(
-                f'<rect x="{40 * column}" y="{40 * row}" width="40" height="40" fill="none" stroke="#888"/>'
-                f'<text x="{40 * column + 3}" y="{40 * row + 11}" font-size="9" fill="#888">{name}</text>'
+                f'<rect x="{40 * column}" y="{40 * row}" width="40" height="40" fill="none" '
+                f'stroke="#888"/><text x="{40 * column + 3}" y="{40 * row + 11}" '
+                f'font-size="9" fill="#888">{name}</text>'
             )
         path = " ".join(f"{40 * column + 20},{40 * row + 22}" for row, column in places)
         x, y = path.split()[-1].split(",")
         return (
             f'<svg viewBox="-1 -1 162 162">{"".join(cells)}<polyline points="{path}" fill="none" '
-            f'stroke="#1f77b4" stroke-width="3"/><circle cx="{x}" cy="{y}" r="5" fill="#1f77b4"/></svg>'
+            f'stroke="#1f77b4" stroke-width="3"/><circle cx="{x}" '
+            f'cy="{y}" r="5" fill="#1f77b4"/></svg>'
         )
 
 

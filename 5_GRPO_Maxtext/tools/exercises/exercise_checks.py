@@ -75,24 +75,36 @@ PIECES = {
         ", ddof=1 =>": "the standard deviation is the population's (ddof=0), not the sample's",
         "r.std => r.var": "the advantage is divided by the variance",
         "/ (std + 1e-6) =>": "the advantage is not divided by the standard deviation",
-        "/ (std + 1e-6) => * num_generations / (num_generations - 1)": "the baseline is the mean of the other answers",
+        "/ (std + 1e-6) => * num_generations / (num_generations - 1)": (
+            "the baseline is the mean of the other answers"
+        ),
         "A.ravel => r.ravel": "the reward itself is the advantage, without a baseline",
-        "axis=1 => axis=None": "mean and standard deviation are of the whole batch, not of each group",
-        "reshape(-1, num_generations) => reshape(num_generations, -1).T; A.ravel => A.T.ravel": "the groups are read across: reshape(G, B), not (B, G)",
+        "axis=1 => axis=None": (
+            "mean and standard deviation are of the whole batch, not of each group"
+        ),
+        "reshape(-1, num_generations) => reshape(num_generations, -1).T; A.ravel => A.T.ravel": (
+            "the groups are read across: reshape(G, B), not (B, G)"
+        ),
     },
     "A": {
         "advantage.reshape(-1, 1)": "each token gets the advantage of its answer",
-        "advantage.reshape(1, -1)": "the advantage [N] lacks [:, None]: token t gets that of answer t",
+        "advantage.reshape(1, -1)": (
+            "the advantage [N] lacks [:, None]: token t gets that of answer t"
+        ),
     },
     "ratio": {  # this and all others up to `total` are [N, T]
         "jnp.exp(new - old)": "each token has its own ratio",
-        "answer_ratio(new, own / lengths)": "an answer has one ratio, the exp of its mean log-ratio",
+        "answer_ratio(new, own / lengths)": (
+            "an answer has one ratio, the exp of its mean log-ratio"
+        ),
         "answer_ratio(new, (new - old).mean(1))": "padding counts in the answer's ratio",
         "answer_ratio(new, own)": "the answer's log-ratios are added up, not averaged",
         "jnp.exp(old - new)": "the ratio is upside down, old over new",
         "new - old": "the ratio is a difference of log-probs, without exp",
         "jnp.exp(new - ref)": "the ratio is taken to the reference, not to the old policy",
-        "jnp.exp(new - fixed(new))": "the old log-probs are computed anew, so that the ratio is always 1",
+        "jnp.exp(new - fixed(new))": (
+            "the old log-probs are computed anew, so that the ratio is always 1"
+        ),
     },
     "clipped": {
         "ratio.clip(1 - low, 1 + low)": "the clip is epsilon on both sides",
@@ -101,10 +113,16 @@ PIECES = {
         "ratio": "nothing is clipped",
     },
     "objective": {
-        "jnp.minimum(ratio * A, clipped * A)": "the smaller of ratio * A and clip(ratio) * A is taken",
-        "jnp.maximum(ratio * A, clipped * A)": "the larger of the two terms is taken, not the smaller",
+        "jnp.minimum(ratio * A, clipped * A)": (
+            "the smaller of ratio * A and clip(ratio) * A is taken"
+        ),
+        "jnp.maximum(ratio * A, clipped * A)": (
+            "the larger of the two terms is taken, not the smaller"
+        ),
         "clipped * A": "only clip(ratio) * A is left, without the min",
-        "fixed(clipped) * A * new": "the clipped ratio is only a weight of log pi, without a gradient",
+        "fixed(clipped) * A * new": (
+            "the clipped ratio is only a weight of log pi, without a gradient"
+        ),
         "clipped * A * new": "the gradient also flows through the weight: stop_gradient is missing",
         "A * new": "the objective is A * log pi, without a ratio",
         "A * jnp.exp(new)": "the probability stands where its logarithm belongs",
@@ -121,14 +139,24 @@ PIECES = {
     "padded": {"objective - beta * kl": ""},
     "total": {"padded * mask": ""},
     "mean": {  # []
-        "(total.sum(1) / lengths).mean()": "the mean is over an answer's tokens first, then over the answers",
-        "total.sum() / lengths.sum()": "one mean is taken over all tokens, so that long answers count more",
-        "total.sum(1).mean() / mask.shape[1]": "an answer's sum is divided by T, the most tokens it may have",
-        "total.sum(1).mean() / lengths.max()": "an answer's sum is divided by the longest answer's length",
+        "(total.sum(1) / lengths).mean()": (
+            "the mean is over an answer's tokens first, then over the answers"
+        ),
+        "total.sum() / lengths.sum()": (
+            "one mean is taken over all tokens, so that long answers count more"
+        ),
+        "total.sum(1).mean() / mask.shape[1]": (
+            "an answer's sum is divided by T, the most tokens it may have"
+        ),
+        "total.sum(1).mean() / lengths.max()": (
+            "an answer's sum is divided by the longest answer's length"
+        ),
         "total.sum(1).mean()": "an answer's tokens are added up and not averaged",
         "total.sum()": "everything is added up and nothing is averaged",
         "padded.mean()": "the mask is missing: padding counts as tokens",
-        "(padded.sum(1) / lengths).mean()": "the mask is missing in the sum, but not in the number of tokens",
+        "(padded.sum(1) / lengths).mean()": (
+            "the mask is missing in the sum, but not in the number of tokens"
+        ),
     },
     "loss": {"-mean": "", "mean": "the minus is missing: a loss is minus the objective"},
 }
@@ -260,12 +288,21 @@ COMPLETION_MASK = grader.Exercise(
     completion_mask,
     {
         "the end-of-sequence token does not count": "- is_eos =>",
-        "one token after the end-of-sequence token counts, too": "before == 0 => jnp.pad(before, ((0, 0), (1, 0)))[:, :-1] == 0",
-        "everything but token 0 counts: the padding is known by where it stands, not by its token": "before == 0 => completions != 0",
+        "one token after the end-of-sequence token counts, too": (
+            "before == 0 => jnp.pad(before, ((0, 0), (1, 0)))[:, :-1] == 0"
+        ),
+        "everything but token 0 counts: the padding is known by where it stands, "
+        "not by its token": ("before == 0 => completions != 0"),
         "everything but the end-of-sequence token counts": "before == 0 => ~is_eos",
-        "the last end-of-sequence token ends an answer, not the first": "before == 0 => (before == 0) | is_eos[:, ::-1].cumsum(axis=1)[:, ::-1].astype(bool)",
-        "argmax of an answer without end-of-sequence token is 0: all but its first token is lost": "before == 0 => jnp.arange(is_eos.shape[1]) <= is_eos.argmax(axis=1, keepdims=True)",
-        "an answer without end-of-sequence token does not count at all": "before == 0 => (before == 0) & is_eos.any(axis=1, keepdims=True)",
+        "the last end-of-sequence token ends an answer, not the first": (
+            "before == 0 => (before == 0) | is_eos[:, ::-1].cumsum(axis=1)[:, ::-1].astype(bool)"
+        ),
+        "argmax of an answer without end-of-sequence token is 0: all but its first token is lost": (
+            "before == 0 => jnp.arange(is_eos.shape[1]) <= is_eos.argmax(axis=1, keepdims=True)"
+        ),
+        "an answer without end-of-sequence token does not count at all": (
+            "before == 0 => (before == 0) & is_eos.any(axis=1, keepdims=True)"
+        ),
         "the mask is upside down: True where there is padding": "before == 0 => before > 0",
         "the sum runs down the batch, not along the answer": "axis=1 => axis=0",
     },
@@ -312,6 +349,7 @@ def as_method(group_advantage: Callable, completion_mask: Callable, grpo_loss: C
 
         mask = completion_mask(batch.completion_ids, eos_id(c.MODEL))  # [N, T]
         ref = pi.log_prob if batch.ref_log_prob is None else batch.ref_log_prob
+        # []
         loss = grpo_loss(
             pi.log_prob,
             batch.old_log_prob,
@@ -320,7 +358,7 @@ def as_method(group_advantage: Callable, completion_mask: Callable, grpo_loss: C
             mask,
             c.EPSILON,
             batch.beta[0, 0],
-        )  # []
+        )
         # The page subtracts the KL again, so we add it here; the reader's loss has its own.
         kl = script.k3((ref - pi.log_prob) * batch.mask)
         return batch.beta * kl - loss, script.clipped_objective(pi, batch, c)[1]  # [N, T] each
@@ -330,7 +368,7 @@ def as_method(group_advantage: Callable, completion_mask: Callable, grpo_loss: C
 
 # %% A reader's own loss ---------------------------------------------------------------------------
 def read_loss(path: str) -> Callable:
-    """The function `loss` of a file; raises UserError if there's none that takes the golden batch."""
+    """The function `loss` of a file; UserError if there's none that takes the golden batch."""
     function = getattr(load_file(Path(path), "loss"), "loss", None)
     if not callable(function):
         raise UserError(f"{path}: has no function `loss`; name yours so")
