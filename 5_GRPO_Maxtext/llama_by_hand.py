@@ -67,15 +67,14 @@ def rotary_speeds(c: dict) -> np.ndarray:
     return speed * (unchanged + (1 - unchanged) / rope["factor"])
 
 
-def rotate(x: np.ndarray, speed: np.ndarray) -> np.ndarray:
-    """Turns each pair of numbers by an angle that grows with the token's position: [heads, T, d].
+def rotate(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
+    """Turns each pair of numbers of x [heads, T, d] by its token's angles [T, d/2].
 
-    A query times a key then depends on how far apart the two tokens are. Number i is paired with
-    number i + d/2, as in Hugging Face's checkpoints.
+    The angles grow with the position, so a query times a key depends on how far apart the two
+    tokens are. Number i is paired with number i + d/2, as in Hugging Face's checkpoints.
     """
-    angle = np.arange(x.shape[1])[:, None] * speed  # [T, d/2]
     a, b = np.split(x, 2, axis=-1)
-    turned = a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)
+    turned = a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)
     return np.concatenate(turned, axis=-1)
 
 
@@ -96,14 +95,13 @@ def attention_weights(queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
     return softmax(np.where(mask, scores, -np.inf))
 
 
-def attention(x: np.ndarray, w: dict, c: dict) -> tuple[np.ndarray, np.ndarray]:
+def attention(x: np.ndarray, w: dict, c: dict, angles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """What each token reads from the tokens up to itself, [T, D]; and the weights [heads, T, T]."""
     T, heads, kv_heads = len(x), c["num_attention_heads"], c["num_key_value_heads"]
     q = (x @ w["q_proj"].T).reshape(T, heads, -1).swapaxes(0, 1)  # [heads, T, d]
     k = (x @ w["k_proj"].T).reshape(T, kv_heads, -1).swapaxes(0, 1)  # [kv_heads, T, d]
     v = (x @ w["v_proj"].T).reshape(T, kv_heads, -1).swapaxes(0, 1)
-    speed = rotary_speeds(c)
-    q, k = rotate(q, speed), rotate(k, speed)
+    q, k = rotate(q, angles), rotate(k, angles)
     # heads / kv_heads query heads share a key head and a value head (arXiv 2305.13245)
     k, v = (np.repeat(shared, heads // kv_heads, axis=0) for shared in (k, v))  # [heads, T, d]
     weights = attention_weights(q, k)
@@ -135,11 +133,12 @@ def forward(tokens: Sequence[int], weights: dict, c: dict) -> tuple[np.ndarray, 
     """
     eps, looks = c["rms_norm_eps"], []
     x = weights["model.embed_tokens.weight"][list(tokens)]  # [T, D]
+    angles = np.arange(len(x))[:, None] * rotary_speeds(c)  # [T, head_dim / 2]
     for layer in range(c["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
         # model.layers.0.self_attn.q_proj.weight -> q_proj
         w = {n.split(".")[-2]: array for n, array in weights.items() if n.startswith(prefix)}
-        read, look = attention(rms_norm(x, w["input_layernorm"], eps), w, c)
+        read, look = attention(rms_norm(x, w["input_layernorm"], eps), w, c, angles)
         x = x + read
         x = x + mlp(rms_norm(x, w["post_attention_layernorm"], eps), w)
         looks.append(look)
