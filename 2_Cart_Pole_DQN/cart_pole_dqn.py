@@ -122,9 +122,7 @@ def make_network(c: Constants, rng: jax.Array) -> MLP:
 
 # %% Training --------------------------------------------------------------------------------------
 class ReplayBuffer(NamedTuple):
-    """A ring of the last REPLAY_CAPACITY transitions of one environment, in the order they were
-    played.
-    """
+    """A ring of one environment's last REPLAY_CAPACITY transitions, in the order of play."""
 
     rows: env.Transition  # each [REPLAY_CAPACITY, ...]
     count: jax.Array  # int32 [], transitions ever added

@@ -120,9 +120,7 @@ def make_networks(c: Constants, actor_rng: jax.Array, critic_rng: jax.Array) -> 
 
 
 def policy(actor: MLP, obs: jax.Array) -> tfd.Categorical:
-    """pi(. | s), the distribution of the push: observations [..., 4] to a batch [...] of
-    distributions.
-    """
+    """pi(. | s), the push's distribution: observations [..., 4] to distributions [...]."""
     return tfd.Categorical(logits=actor(obs))
 
 
@@ -301,9 +299,7 @@ def collect(c: Constants, agent: Agent, rng: jax.Array) -> tuple[Agent, Rollout]
 
 
 def learn(c: Constants, agent: Agent, batch: Batch, rng: jax.Array) -> tuple[Agent, jax.Array]:
-    """NUM_EPOCHS passes over the rollout in shuffled mini-batches; returns the mean value loss as
-    well.
-    """
+    """NUM_EPOCHS passes over the rollout in shuffled mini-batches; also the mean value loss."""
 
     def one_minibatch(agent: Agent, rows: jax.Array) -> tuple[Agent, jax.Array]:
         return agent, train_step(c, agent, jax.tree.map(lambda x: x[rows], batch))
@@ -315,9 +311,7 @@ def learn(c: Constants, agent: Agent, batch: Batch, rng: jax.Array) -> tuple[Age
 
 
 def train_step(c: Constants, agent: Agent, batch: Batch) -> jax.Array:
-    """One gradient step of actor and critic, which changes both in place; returns the critic's loss
-    [].
-    """
+    """A gradient step of actor and critic, which changes both in place; the critic's loss []."""
     gradient = nnx.grad(functools.partial(actor_loss, c))(agent.actor, batch)
     agent.actor_optimizer.update(agent.actor, gradient)
     value_loss, gradient = nnx.value_and_grad(critic_loss)(agent.critic, batch)

@@ -111,9 +111,7 @@ def make_networks(c: Constants, actor_rng: jax.Array, critic_rng: jax.Array) -> 
 
 
 def policy(actor: MLP, obs: jax.Array) -> tfd.Categorical:
-    """pi(. | s), the distribution of the push: observations [..., 4] to a batch [...] of
-    distributions.
-    """
+    """pi(. | s), the push's distribution: observations [..., 4] to distributions [...]."""
     return tfd.Categorical(logits=actor(obs))
 
 
@@ -205,9 +203,7 @@ def train(c: Constants) -> tuple[Agent, Log, float]:
 def learn_and_evaluate(
     c: Constants, rng: jax.Array, agent: Agent, index: jax.Array
 ) -> tuple[Agent, Log]:
-    """Rollouts of one seed past the next EVAL_INTERVAL, then a look at its greedy policy: row
-    `index`.
-    """
+    """Rollouts of one seed past the next EVAL_INTERVAL, then its greedy policy: row `index`."""
     *_, eval_rng, learning_rng = jax.random.split(rng, 4)
     until = (index + 1) * c.EVAL_INTERVAL
 
@@ -293,9 +289,7 @@ def collect(c: Constants, actor: MLP, rng: jax.Array) -> Rollout:
 
 
 def learn(c: Constants, agent: Agent, batch: Batch, rng: jax.Array) -> tuple[Agent, jax.Array]:
-    """One gradient step of the actor, CRITIC_STEPS of the critic; returns the gradient's length as
-    well.
-    """
+    """One gradient step of the actor, CRITIC_STEPS of the critic; also the gradient's length."""
     gradient = nnx.grad(actor_loss)(agent.actor, batch)
     agent.actor_optimizer.update(agent.actor, gradient)
     gradient_norm = optax.global_norm(gradient)

@@ -110,9 +110,7 @@ class MLP(nnx.Module):
 
 
 def policy(actor: MLP, obs: jax.Array) -> tfd.Categorical:
-    """pi(. | s), the distribution of the guess: observations [..., 784] to a batch [...] of
-    distributions.
-    """
+    """pi(. | s), the guess's distribution: observations [..., 784] to distributions [...]."""
     return tfd.Categorical(logits=actor(obs))
 
 
@@ -236,9 +234,7 @@ def adam(c: Constants, num_updates: int) -> optax.GradientTransformation:
 def update(
     c: Constants, agent: Agent, reference: MLP, obs: jax.Array, label: jax.Array, rng: jax.Array
 ) -> tuple[Agent, dict[str, jax.Array]]:
-    """The four phases of GRPO on a batch of images; also returns the metrics of `Log`, float32 []
-    each.
-    """
+    """The four phases of GRPO on a batch of images; also the metrics of `Log`, float32 [] each."""
     # 1. collect
     rollout = collect(c, agent.actor, reference, obs, label, rng)
     # 2. judge
@@ -269,9 +265,7 @@ def collect(
 
 
 def learn(c: Constants, agent: Agent, batch: Batch) -> tuple[Agent, dict[str, jax.Array]]:
-    """NUM_ITERATIONS gradient steps on one batch, which change the agent in place; metrics of the
-    last.
-    """
+    """NUM_ITERATIONS gradient steps on a batch, which change the agent; the last one's metrics."""
     for _ in range(c.NUM_ITERATIONS):
         gradient, metrics = nnx.grad(functools.partial(actor_loss, c), has_aux=True)(
             agent.actor, batch

@@ -93,9 +93,7 @@ def update(
     label: jax.Array,
     rng: jax.Array,
 ) -> tuple[Agent, dict[str, jax.Array]]:
-    """The four phases on a batch of images, as METHOD has them; returns the metrics of `Log` as
-    well.
-    """
+    """The four phases on a batch of images, as METHOD has them; also the metrics of `Log`."""
     rollout = script.collect(c, agent.actor, reference, obs, label, rng)
     batch = judge(c, rollout, label, agent.critic)
     agent, learned = learn(c, agent, batch)

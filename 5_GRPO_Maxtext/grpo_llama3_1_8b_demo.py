@@ -285,9 +285,7 @@ def make_optimizer(c: Constants) -> optax.GradientTransformation:
 
 # %% Training --------------------------------------------------------------------------------------
 def to_batch(llm: Llm, samples: Samples, beta: float, use: variants.Method) -> Batch:
-    """Moves the samples to the trainer's devices, each token with its advantage and its weight in
-    J.
-    """
+    """Moves the samples to the trainer's devices, each token with its advantage and weight in J."""
     batch = Batch(
         prompt_ids=samples.answers.prompt_ids,  # [B, G, P]
         completion_ids=samples.answers.completion_ids,  # [B, G, T]

@@ -121,9 +121,7 @@ def decoupled_advantage(samples):
 
 
 def no_advantage(samples):
-    """Distillation: rewards are only logged, and the KL to the TEACHER is the whole training
-    signal.
-    """
+    """Distillation: rewards are only logged; the KL to the TEACHER is the whole training signal."""
     return np.zeros_like(samples.rewards)
 
 
@@ -268,9 +266,7 @@ KLS = {"kl": k1, "mse_kl": k2}
 
 # %% SAMPLER_WEIGHT: of the batch and the cap; the factor of the objective, [N, T] or [N, 1] -------
 def truncated_weight(batch, cap):
-    """min(pi_old / pi_sampler, cap): the truncated importance weight (arXiv 1802.01561, section
-    4.1).
-    """
+    """min(pi_old / pi_sampler, cap), truncated importance weight (arXiv 1802.01561, sec. 4.1)."""
     log_ratio = jnp.clip(batch.old_log_prob - batch.sampler_log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     return jnp.minimum(jnp.exp(log_ratio), cap)
 
@@ -426,9 +422,7 @@ def choose(c, tables: dict[str, tuple[str, dict[str, Callable]]]) -> Method:
 
 @functools.cache
 def own_functions(method: str) -> dict[str, Callable[..., Any]]:
-    """The functions of METHOD's file that are named after a field of `Method`; UserError if there
-    is none.
-    """
+    """The functions of METHOD's file named after a field of `Method`; UserError without any."""
     if not method:
         return {}
     module = load_file(find_path(method).resolve(), "METHOD")

@@ -200,9 +200,7 @@ def make_grader(c: Constants, rows: list[dict[str, Any]]):
 
 
 def add_prompts(c: Constants, rows, tokenizer, think_tags: bool = False) -> list[dict[str, Any]]:
-    """The rows with `prompts` as in a run; warns of unknown words, UserError if a prompt is too
-    long.
-    """
+    """The rows with `prompts` as in a run; warns of unknown words, UserError for too long ones."""
     numbered = [row | {"source": "", "line": str(i)} for i, row in enumerate(rows, start=1)]
     rows, too_long = prompts.with_prompts(c, numbered, tokenizer, think_tags)
     for _, number, length in too_long:
@@ -226,9 +224,7 @@ def add_prompts(c: Constants, rows, tokenizer, think_tags: bool = False) -> list
 
 
 def ask(c: Constants, rollout, how, rows: list[dict[str, Any]], name: str):
-    """SAMPLES completions of each prompt as Tunix's RolloutOutput; also stores them in the row as
-    `name`.
-    """
+    """SAMPLES completions per prompt as Tunix's RolloutOutput; also stored in the row as `name`."""
     output = rollout.generate([row["prompts"] for row in rows for _ in range(c.SAMPLES)], how)
     for i, row in enumerate(rows):
         row[name] = output.text[i * c.SAMPLES : (i + 1) * c.SAMPLES]

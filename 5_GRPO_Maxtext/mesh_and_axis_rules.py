@@ -152,9 +152,7 @@ COLLECTIVE = re.compile(
 
 
 def collectives(program: str, mesh: Mesh) -> list[tuple[str, str, int]]:
-    """Kind, mesh axis and bytes per device of each collective in a compiled program's text (XLA's
-    HLO).
-    """
+    """Kind, mesh axis and bytes per device of each collective in a compiled program's HLO text."""
     rows = []
     for match in COLLECTIVE.finditer(program):
         shapes = re.findall(r"f32\[([\d,]*)\]", match["shapes"])

@@ -379,10 +379,8 @@ def differs(job: Job, places: dict[str, str], store: Path) -> list[str]:
     first = replace(job, make={**job.make, "rows": job.rows()[:1], "rows_from": None})
     perform_all(first.runs(), places, store, workers=1)
     text = pd.DataFrame(table(first, store)).to_csv(index=False)
-    anew, old = (
-        pd.read_csv(io.StringIO(text)),
-        pd.read_csv(job.products()[0], nrows=text.count("\n") - 1),
-    )
+    anew = pd.read_csv(io.StringIO(text))
+    old = pd.read_csv(job.products()[0], nrows=text.count("\n") - 1)
     return [
         name
         for name in anew.columns.difference(OF_THE_MACHINE)

@@ -244,10 +244,8 @@ def peers(folder: Path, language: int) -> list[list[str]]:
         times = [own[name].mean() for name in ("seconds", "processor_seconds", "compile_seconds")]
         times = ["-" if pd.isna(value) else f"{value:.1f} s" for value in times]
         reached = own.dropna(subset="env_steps_to_threshold")
-        steps, seconds = (
-            reached.env_steps_to_threshold.median(),
-            reached.seconds_to_threshold.median(),
-        )
+        steps = reached.env_steps_to_threshold.median()
+        seconds = reached.seconds_to_threshold.median()
         lines.append(
             [
                 who,

@@ -100,10 +100,8 @@ def test_the_slider_moves_curves_group_and_evaluation(run, show):
     for step in (1, 2, 5, 8):
         turn(driver, "step", step)
         assert one(driver, "#step_shown").text == f"{step} of 8"
-        reward, caption = (
-            float(log[step - 1].split(",")[1]),
-            texts(driver, "#charts figcaption .first")[0],
-        )
+        reward = float(log[step - 1].split(",")[1])
+        caption = texts(driver, "#charts figcaption .first")[0]
         assert f"{reward:.3f}" in caption or f"{reward:.1f}" in caption
         kept = min((row["step"] for row in rows), key=lambda other: (abs(other - step), other))
         first = next(row for row in rows if row["step"] == kept)
@@ -151,10 +149,8 @@ def test_the_formula_has_the_numbers_of_the_token(run, show, tmp_path, variant):
         t = n // 2
         focus(driver, one(driver, f'.token[data-answer="{number}"][data-token="{t}"]'))
         text = "\n".join(line.text for line in find(driver, "#formula p")).replace("\u2212", "-")
-        [_, first, *_], lines = (
-            text.splitlines(),
-            {line.split()[0]: line for line in text.splitlines()},
-        )
+        [_, first, *_] = text.splitlines()
+        lines = {line.split()[0]: line for line in text.splitlines()}
 
         base = (R.sum() - R[number]) / (len(R) - 1) if variant == "RLOO" else R.mean()
         A = (R[number] - base) / (1 if variant in ("RLOO", "Dr. GRPO") else R.std(ddof=1) + 1e-6)

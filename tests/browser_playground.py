@@ -329,10 +329,8 @@ def test_points_and_tokens_equal_the_main_scripts(show):
 
 def value_iteration(gamma, slip, walls):
     """q* [16, 4] by the rules of chapter 1's world, here with walls and slippery ground."""
-    step, constants = (
-        load("1_Q_Learning", "grid").step,
-        load("1_Q_Learning", "Q_Learning").Constants(),
-    )
+    step = load("1_Q_Learning", "grid").step
+    constants = load("1_Q_Learning", "Q_Learning").Constants()
     q = np.zeros((16, 4))
 
     def value(cell, action):

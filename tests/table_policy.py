@@ -156,12 +156,10 @@ class Scripted(BaseRollout):
     """
 
     def __init__(self, rollout_actor, tokenizer, mesh, rollout_config, *, answers, takes=0.0):
-        self._model, self.tokenizer, self._answers, self._takes = (
-            rollout_actor,
-            tokenizer,
-            answers,
-            takes,
-        )
+        self._model = rollout_actor
+        self.tokenizer = tokenizer
+        self._answers = answers
+        self._takes = takes
         self._table = jnp.copy(rollout_actor.table[...])
         self.asked, self.temperatures = [], []
 

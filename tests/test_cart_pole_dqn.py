@@ -100,10 +100,8 @@ def test_td_target_of_every_way_to_end_by_hand(double, best, n):
     ends = np.array(list(itertools.product((False, True), repeat=2 * n)))
     terminated, truncated = ends[:, :n], ends[:, n:]
     states = jnp.tile(jnp.arange(n + 1.0)[:, None], (len(terminated), 1, 4))
-    reward, action = (
-        jnp.tile(2.0 ** jnp.arange(n), (len(states), 1)),
-        jnp.zeros((len(states), n), int),
-    )
+    reward = jnp.tile(2.0 ** jnp.arange(n), (len(states), 1))
+    action = jnp.zeros((len(states), n), int)
     windows = env.Transition(states[:, :n], action, reward, states[:, 1:], terminated, truncated)
     found = target_of(c, online, target, windows)
     for y, over, cut in zip(found, terminated, truncated, strict=True):

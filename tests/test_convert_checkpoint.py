@@ -149,10 +149,8 @@ def test_what_a_run_trained_becomes_a_model():
             checkpoints.save(manager, i, weights, moments, {"beta": 0.0, "ahead": None}, c)
     assert Path("run/checkpoints/10/moments").is_dir()
 
-    tokenizer, original = (
-        llama.load_tokenizer(HERE / "tiny_llama"),
-        load_weights(HERE / "tiny_llama"),
-    )
+    tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
+    original = load_weights(HERE / "tiny_llama")
     for source, step in (("run", 10), ("run/9", 9)):
         target = Path(f"hf{step}")
         convert.main([f"SOURCE={source}", f"TARGET={target}"])

@@ -140,10 +140,8 @@ def test_the_estimate_is_what_the_compiler_gives_an_update_to_begin_with():
     for row in table():
         if row["program"] != "update" or not row["arguments"] or row["algorithm"] == "PPO":
             continue
-        c, chips = (
-            settings.read(fit.Constants, row["constants"].split()),
-            int(row["chips"].split()[0]),
-        )
+        c = settings.read(fit.Constants, row["constants"].split())
+        chips = int(row["chips"].split()[0])
         hf = memory.published_config(c.MODEL) or fit.dry_run.find_model(c.MODEL, weights=False)[1]
         d, L = hf.hidden_size, hf.num_hidden_layers
         q, kv = (hf.head_dim * n for n in (hf.num_attention_heads, hf.num_key_value_heads))

@@ -64,11 +64,9 @@ def run(tmp_path_factory):
 
 
 def test_the_columns_follow_from_tokens_texts_and_rewards(run):
-    eos, at_the_limit, groups = (
-        llama.load_tokenizer(settings.HERE / "tiny_llama").eos_token_id,
-        0,
-        {},
-    )
+    eos = llama.load_tokenizer(settings.HERE / "tiny_llama").eos_token_id
+    at_the_limit = 0
+    groups = {}
     for line in answers.read_lines(run["folder"] / "run" / "answers.jsonl"):
         groups.setdefault(line["step"], []).append(line["completions"])
     names = ("match_format_exactly", "match_format_approximately", "check_answer", "check_numbers")

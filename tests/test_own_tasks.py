@@ -119,10 +119,8 @@ def test_the_prompt_asks_for_the_tags_that_are_rewarded(rewards, tag):
         "source": "mine.jsonl",
         "line": "1",
     }
-    tokenizer, think_tags = (
-        llama.load_tokenizer(HERE / "tiny_llama"),
-        grader_of(rewards, [row]).think_tags,
-    )
+    tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
+    think_tags = grader_of(rewards, [row]).think_tags
     [made] = prompts.make_prompts(c, [row], "mine.jsonl", tokenizer, think_tags, None)
     assert f"between <{tag}> and </{tag}>" in made["prompts"]
     assert ("reasoning>" in made["prompts"]) == (tag == "reasoning")

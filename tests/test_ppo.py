@@ -56,10 +56,8 @@ def moved_batch(script, actor, size=4096):
     obs = jnp.array(rng.normal(size=(size, len(scale))) * scale, jnp.float32)
     now = script.policy(actor, obs)
     if script is ppo:
-        old, distribution = (
-            tfd.Categorical(logits=now.logits + 0.3 * rng.normal(size=(size, 2))),
-            {},
-        )
+        old = tfd.Categorical(logits=now.logits + 0.3 * rng.normal(size=(size, 2)))
+        distribution = {}
     else:
         old = tfd.Normal(now.loc - 0.3, 1.3 * now.scale)
         distribution = {"mean": old.loc, "sigma": old.scale}

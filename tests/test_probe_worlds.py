@@ -29,10 +29,8 @@ def world(kinds, width, reward, ends_after=1, truncates=False):
 
     def step(state, action):
         ended = state.steps + 1 >= ends_after
-        earned, obs = (
-            jnp.float32(reward(state, action)),
-            state.obs.at[1].add(0.0 if truncates else 1.0),
-        )
+        earned = jnp.float32(reward(state, action))
+        obs = state.obs.at[1].add(0.0 if truncates else 1.0)
         following = state_of(obs, state.steps + 1, state.episode_return + earned)
         kind = ended & (not truncates), ended & truncates
         return following, kinds.Transition(state.obs, action, earned, obs, *kind)

@@ -225,10 +225,8 @@ def test_answers_ahead_are_the_same_bit_for_bit_after_a_checkpoint():
 
 def test_the_key_is_a_function_of_the_step():
     _, _, actor, mesh = shipped()
-    c, asked = (
-        read(demo.Constants, ["BETA=0.0"]),
-        dict.fromkeys(("prompts", "question"), np.array(prompts(16))),
-    )
+    c = read(demo.Constants, ["BETA=0.0"])
+    asked = dict.fromkeys(("prompts", "question"), np.array(prompts(16)))
     llm, resumed = (Llm(c, actor, None, make_rollout(), settings(), mesh, ()) for _ in range(2))
     first, second, third = (llm.sample(asked, step).text for step in (7, 7, 8))
     assert first != second  # two calls in one step: a refill must not get the same answers

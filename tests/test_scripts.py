@@ -238,10 +238,8 @@ def test_ctrl_c_ends_with_130_and_one_line(capsys):
 def test_runs_that_start_in_the_same_second_have_folders_of_their_own(
     folder, tmp_path, monkeypatch
 ):
-    runs, constants = (
-        load(folder, "runs"),
-        dataclasses.make_dataclass("C", [("RUN_DIR", str, "")])(),
-    )
+    runs = load(folder, "runs")
+    constants = dataclasses.make_dataclass("C", [("RUN_DIR", str, "")])()
     monkeypatch.setattr(runs, "RUNS", tmp_path)
     folders = [runs.open_run("script", constants) for _ in range(24)]
     assert set(folders) == set((tmp_path / "script").iterdir()) and len(set(folders)) == 24

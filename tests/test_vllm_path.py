@@ -241,10 +241,8 @@ def test_a_small_lora_update_arrives_in_bfloat16_only_if_it_is_rounded_at_random
     weights = safetensors.numpy.load_file(tmp_path / "model" / "model.safetensors")
     adapted, merge = lora.add_lora(base, mesh, config, 4, 4.0, ",".join(lora.TARGETS), seed=0)
     merge = jax.jit(merge)
-    params, mapping = (
-        nnx.state(adapted, nnx.Param),
-        engine_mapping(adapted, config.model_name, hf.head_dim),
-    )
+    params = nnx.state(adapted, nnx.Param)
+    mapping = engine_mapping(adapted, config.model_name, hf.head_dim)
     shapes = {name: array.shape for name, array in engine_weights(hf, weights, hf.head_dim).items()}
 
     def gain(dtype, used):

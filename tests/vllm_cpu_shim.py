@@ -54,12 +54,10 @@ def ragged_paged_attention(
     """
     assert options.pop("update_kv_cache") and options.pop("use_causal_mask")
     assert not any(options.values()), options
-    (T, H, D), K, (num_pages, page_size, *_), S = (
-        q.shape,
-        k.shape[1],
-        kv_cache.shape,
-        kv_lens.shape[0],
-    )
+    (T, H, D) = q.shape
+    K = k.shape[1]
+    (num_pages, page_size, *_) = kv_cache.shape
+    S = kv_lens.shape[0]
     pages = page_indices.reshape(S, -1)  # [S, pages a sequence]
     t = jnp.arange(T)
     sequence = jnp.clip(jnp.searchsorted(cu_q_lens[1:], t, side="right"), 0, S - 1)  # [T]

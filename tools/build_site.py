@@ -196,10 +196,8 @@ def read(path: Path) -> tuple[str, set[Path]]:
             r"<tr>\n<td>(.*?)</td>", lambda m: m[0].replace("<tr", f'<tr id="{slug(m[1])}"'), body
         )
         return f'<div class="glossary">{rows}</div>', wanted
-    left, page = (
-        dict(terms(glossary)),
-        str(path.relative_to(ROOT).with_suffix("")).removesuffix("_ch"),
-    )
+    left = dict(terms(glossary))
+    page = str(path.relative_to(ROOT).with_suffix("")).removesuffix("_ch")
     rooms = {f"/{PLAYGROUND.name}": ROOMS[page]} if page in ROOMS else dict(FIGURES)
 
     def framed(block: re.Match) -> str:

@@ -133,11 +133,8 @@ def restore(
         items |= {"moments": ocp.args.StandardRestore(like[1]), "loop": ocp.args.JsonRestore()}
     try:
         restored = manager.restore(step, args=ocp.args.Composite(**items))
-    except (
-        MemoryError,
-        jax.errors.JaxRuntimeError,
-    ):  # too little memory doesn't mean a damaged checkpoint
-        raise
+    except (MemoryError, jax.errors.JaxRuntimeError):
+        raise  # too little memory doesn't mean a damaged checkpoint
     except Exception as error:  # Orbax, tensorstore, json and the network share no error type
         others = [str(other) for other in manager.all_steps() if other < step]
         remedy = f"move it away to go on from {others[-1]}" if others else "put a whole one back"

@@ -220,8 +220,7 @@ def template(c) -> None:
     if fault:
         raise UserError(
             f"TEMPLATE={c.TEMPLATE!r:.80}: {fault}; write {{question}} where the question belongs "
-            "and "
-            "{system_prompt} for SYSTEM_PROMPT; other braces are written twice"
+            "and {system_prompt} for SYSTEM_PROMPT; other braces are written twice"
         )
 
 
