@@ -23,6 +23,15 @@ sys.path.insert(0, str(FOLDER))  # before this folder, whose run.py isn't the on
 import llama_by_hand as by_hand
 from task import demonstrations
 
+# What tells the kinds of problem apart, in the order of demonstrations.PROBLEMS.
+KINDS = (
+    "buys … more",
+    "gives away …",
+    "boxes with … each",
+    "loses …, then buys",
+    "bags with …, then finds",
+    "twice as many",
+)
 LAYER, HEAD = 2, 1  # the last layer's second head: what it looks up is what's written next
 
 
@@ -70,7 +79,7 @@ def readings(weights, config, tokenizer) -> pd.DataFrame:
     table = pd.DataFrame(rows, columns=["kind", "probability"]).groupby("kind").probability
     return pd.DataFrame(
         {
-            "problem": problems,
+            "problem": KINDS,
             "demonstrations": 1 - np.array(demonstrations.MISREADS),
             "model": table.mean().round(4),
             "low": table.min().round(4),
