@@ -93,7 +93,9 @@ DEMONSTRATION_LOSS = grader.Exercise(
             "learned[:, 1:] => learned[:, :-1]"
         ),
         "learned isn't shifted with the tokens": "learned[:, 1:] => learned[:, :-1]",
-        "the question's tokens and the padding count, too": "learned[:, 1:] => np.ones_like(learned[:, 1:])",
+        "the question's tokens and the padding count, too": (
+            "learned[:, 1:] => np.ones_like(learned[:, 1:])"
+        ),
         "only the padding is left out: the question's tokens count, too": (
             "learned[:, 1:] => tokens[:, 1:] != 0"
         ),
