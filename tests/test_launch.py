@@ -315,7 +315,7 @@ def test_hours_and_dollars_on_the_page_are_the_dry_runs():
     arithmetic = 512 * 1024 * 8 * parameters / (8 * 918e12)
     slow = 116 * (arithmetic / 0.225 + 4 * 32 * parameters * 2 * 7 / 8 / 448e9 / 0.5)
     np.testing.assert_allclose(found["training"][1], slow / 3600, rtol=2e-4)
-        # on its 32 chips, a pass needs 32 answers
+    # on its 32 chips, a pass needs 32 answers
     far = dataclasses.replace(c, TRAIN_MICRO_BATCH_SIZE=4)
     for name, settled, kind, chips, price in (
         ("v6e-8", c, "v6e", 8, 21.6),
