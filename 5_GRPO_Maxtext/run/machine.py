@@ -50,7 +50,7 @@ CARD_RESERVE = 1.0  # GiB of a card that programs can't use: CUDA's context and 
 
 def rows_of(path: Path) -> Iterator[dict[str, str]]:
     """The rows of a CSV file, by the names in its first line."""
-    with open(path, newline="") as file:
+    with open(path, encoding="utf-8", newline="") as file:
         yield from csv.DictReader(file)
 
 

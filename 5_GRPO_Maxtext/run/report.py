@@ -128,7 +128,7 @@ def write(c, folder: RunFolder, source: str) -> None:
         when: {key: test[key] for key in KEPT if key in test} for when, test in read.tests.items()
     }
     result |= {"seconds": round(seconds, 1), "seconds_per_step": per_step, "steps": c.NUM_BATCHES}
-    (logs / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+    settings.write_whole(logs / "result.json", json.dumps(result, indent=1) + "\n")
 
     training = f"{c.NUM_BATCHES} steps of {c.BATCH_SIZE} x {c.NUM_GENERATIONS} answers"
     if log:
@@ -151,9 +151,10 @@ def write(c, folder: RunFolder, source: str) -> None:
         "\n".join(f"- {line}" for line in read.health) or "Health: nothing to report.",
     )
     text = "\n\n".join(part for part in parts if part)
-    (logs / "report.md").write_text(
+    settings.write_whole(
+        logs / "report.md",
         f"# GRPO: before and after\n\n`{read.command}`\n\nmodel `{c.MODEL}`, test questions: "
-        f"{source}, seed {c.SEED}\n\n{text}\n"
+        f"{source}, seed {c.SEED}\n\n{text}\n",
     )
     print(f"\n{text}\n\nreport: {logs}/report.md, total {seconds:.0f} s")
     print(f"every answer: open {page.save(logs / 'report.html', page.run_data(read))} in a browser")

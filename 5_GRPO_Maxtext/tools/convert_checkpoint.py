@@ -171,7 +171,8 @@ def write_safetensors(c: Constants, hf, config, weights: Iterator, target: Path)
         safetensors.numpy.save_file(shard, target / file, metadata={"format": "pt"})
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
-        (target / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+        text = json.dumps(index, indent=2) + "\n"
+        (target / "model.safetensors.index.json").write_text(text, encoding="utf-8")
 
 
 # %% Three conversions; each returns how its result is used ----------------------------------------
@@ -269,7 +270,8 @@ def to_huggingface(
     written["torch_dtype" if "torch_dtype" in written else "dtype"] = str(
         jnp.dtype(config.weight_dtype)
     )
-    (target / "config.json").write_text(json.dumps(written, indent=2) + "\n")
+    text = json.dumps(written, indent=2) + "\n"
+    (target / "config.json").write_text(text, encoding="utf-8")
     if checkpoint:
         model_card.model_card(checkpoint, model, folder).save(target / "README.md")
     return f"transformers.AutoModelForCausalLM.from_pretrained({c.TARGET!r})"
