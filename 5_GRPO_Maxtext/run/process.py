@@ -1,7 +1,6 @@
 """Process-level concerns: signals, the compilation cache, memory, the profiler, a full disk."""
 
 import contextlib
-import errno
 import logging
 import math
 import os
@@ -100,7 +99,8 @@ def full_disk(folder) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # Orbax and tensorstore have their own types
-        if "No space left" in str(error) or getattr(error, "errno", None) == errno.ENOSPC:
+        said = any(os.strerror(number) in str(error) for number in settings.DISK_FULL)
+        if said or getattr(error, "errno", None) in settings.DISK_FULL:
             fault = "the disk is full; earlier checkpoints are whole. Free some space"
             raise UserError(f"RUN_DIR={folder}: {fault}, run the same command again") from error
         raise

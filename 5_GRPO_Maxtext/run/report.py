@@ -114,8 +114,14 @@ def write(c, folder: RunFolder, source: str) -> None:
     """Writes the reports from the files in the run's folder, and prints report.md.
 
     The test questions come from `source`. For processes that were stopped, the total time only
-    counts the steps they've saved.
+    counts the steps they've saved. UserError if a file in the folder is none of ours.
     """
+    with page.only_our_files(folder.logs):
+        write_from_files(c, folder, source)
+
+
+def write_from_files(c, folder: RunFolder, source: str) -> None:
+    """`write`; what's odd in a file of the run is an error of any type."""
     logs, read = folder.logs, page.read(folder.logs)
     before, after, log = *read.tests.values(), read.log
     # imports take longer than some runs' steps

@@ -286,7 +286,9 @@ def find_weights(source: Path) -> tuple[Path | None, run_files.Checkpoint | None
     source = source.resolve()  # Orbax wants whole paths
     names = "weights", "items", source.name  # the main script's name, MaxText's, or that of a copy
     folders = [file.parent for file in source.rglob("_METADATA") if file.parent.name in names]
-    steps = [int(path.parent.name) if path.parent.name.isdigit() else -1 for path in folders]
+    steps = [
+        int(path.parent.name) if run_files.is_step(path.parent.name) else -1 for path in folders
+    ]
     return max(zip(steps, folders), default=(-1, None))[1], None
 
 
