@@ -370,7 +370,7 @@ def test_a_quota_is_a_full_disk_and_a_failed_write_has_a_name(tmp_path, monkeypa
     said = capsys.readouterr().err
     assert done.value.code == 2 and said.count("\n") == 1
     assert f"{tmp_path}/a.json: Disk quota exceeded; free some space" in said
-    with pytest.raises(UserError, match="^RUN_DIR=r: the disk is full"), process.full_disk("r"):
+    with pytest.raises(UserError, match=r"^RUN_DIR=r: the disk is full"), process.full_disk("r"):
         settings.write_whole(tmp_path / "a.json", "text")
 
 
