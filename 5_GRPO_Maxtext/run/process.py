@@ -38,7 +38,7 @@ def keep_compiled() -> None:
     try:
         if "://" not in folder:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            Path(folder, ".lockfile").touch()  # jax locks it even to read
+            Path(folder, ".lockfile").open("ab").close()  # jax locks it even to read
     except OSError as error:
         print(escape_controls(f"note: compiled programs are not kept: {folder}: {error.strerror}"))
         return jax.config.update("jax_enable_compilation_cache", False)
