@@ -558,7 +558,7 @@ def main(arguments: list[str]) -> None:
                 {name: f"{x:.2f}" if isinstance(x, float) else x for name, x in row.items()}
                 for row in rows
             ]
-            with open(machines.ASSETS / c.WRITE, "w", newline="") as file:
+            with open(machines.ASSETS / c.WRITE, "w", encoding="utf-8", newline="") as file:
                 writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
                 writer.writeheader()
                 writer.writerows(row for rows in table.values() for row in rows)
