@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from settings import UserError, find_path
-from task.questions import mixed_batches
-from task.run_grader import load_file
+from task.questions import mixed_batches, question_key
+from task.run_grader import load_file, on_copies
 
 MAX_LOG_RATIO = 20.0  # per token, as on the page: ratios stay below exp(20) = 5e8
 MAX_LOG_SEQUENCE_RATIO = 10.0  # per answer: GSPO's mean over the tokens, or their sum
@@ -62,13 +62,14 @@ def curriculum(c, llm, task, run):
     for step in range(run.first_step, c.NUM_BATCHES):
         questions = candidates[step]  # columns, str [CANDIDATES * B]
         distance = [
-            abs(rates.get(question, 0.5) - 0.5) for question in questions["question"].tolist()
+            abs(rates.get(question_key(question), 0.5) - 0.5)
+            for question in questions["question"].tolist()
         ]
         closest = np.sort(np.argsort(distance, kind="stable")[: c.BATCH_SIZE])
         samples = sample(
             llm, task, {name: column[closest] for name, column in questions.items()}, step
         )
-        asked = samples.questions["question"][:, 0].tolist()  # [B]
+        asked = map(question_key, samples.questions["question"][:, 0].tolist())  # [B]
         rates.update(zip(asked, task.right(samples).mean(axis=1).tolist(), strict=True))
         yield step, samples
 
@@ -304,10 +305,15 @@ SAMPLER_WEIGHTS = {
 
 
 # %% Options that combine with every method --------------------------------------------------------
+def differ(values):
+    """Whether a group's values, [B, G] or [B, G, T], differ by more than rounding: bool [B]."""
+    spread = np.ptp(values, axis=1).reshape(len(values), -1).max(axis=1)
+    return spread > 1e-6 * np.abs(values).reshape(len(values), -1).max(axis=1).clip(1)
+
+
 def has_signal(advantage, samples):
     """Whether a group's advantages differ by more than rounding: bool [B]."""
-    spread = np.ptp(advantage(samples), axis=1)  # [B], or [B, T] where each token has an advantage
-    return spread.reshape(len(spread), -1).max(axis=1) > 1e-6
+    return differ(advantage(samples))
 
 
 def selected(use, c, llm, task, run):
@@ -332,15 +338,22 @@ def selected(use, c, llm, task, run):
 
 def refilled(samples, signal, others, c, llm, task, step):
     """DAPO's dynamic sampling (arXiv 2503.14476, section 3.2): asks `others`, at most MAX_REFILLS
-    batches, until B groups have a signal.
+    batches, until B groups have a signal. No question is asked twice in a step.
 
     Returns:
         The groups with a signal first, in order; its `sampled` are all sampled groups, for the log.
     """
+    asked = set(map(question_key, samples.questions["question"][:, 0].tolist()))
     for i in range(step * MAX_REFILLS, (step + 1) * MAX_REFILLS):
         if signal(samples).sum() >= c.BATCH_SIZE:
             break
-        samples = samples.joined(sample(llm, task, others[i], step))
+        keys = list(map(question_key, others[i]["question"].tolist()))  # [B]
+        new = [j for j, key in enumerate(keys) if key not in asked and key not in keys[:j]]
+        if not new:
+            continue  # with fewer questions than a step's refills
+        asked.update(keys)
+        questions = {name: column[new] for name, column in others[i].items()}
+        samples = samples.joined(sample(llm, task, questions, step))
     first = np.argsort(~signal(samples), kind="stable")[: c.BATCH_SIZE]
     return samples.groups(first)._replace(sampled=samples)
 
@@ -430,6 +443,11 @@ def own_functions(method: str) -> dict[str, Callable[..., Any]]:
     functions = {
         name: getattr(module, name) for name in names if callable(getattr(module, name, None))
     }
+    # of these, the arguments can be written to; jax's arrays can't
+    for name in functions.keys() & {"advantage", "weights"}:
+        functions[name] = on_copies(functions[name])
+    if own := functions.get("rollouts"):
+        functions["rollouts"] = lambda c, llm, task, run: own(c, llm, task.with_copies(), run)
     if not functions:
         raise UserError(f"METHOD={method}: defines none of {', '.join(names)}; name a function so")
     return functions

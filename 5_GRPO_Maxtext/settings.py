@@ -216,8 +216,8 @@ def exit_on_error(main: Callable[[list[str]], Any]) -> None:
     In a notebook, sys.argv holds the kernel's arguments, so the constants keep their defaults.
     """
     for stream in (sys.stdout, sys.stderr):
-        # A terminal in Latin-1 has no arrow: it gets \\u2192. A log file gets each line at once, not
-        # 8 KiB at a time.
+        # A terminal in Latin-1 has no arrow: it gets \\u2192. A log file gets each line at once,
+        # not 8 KiB at a time.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace", line_buffering=True)
     try:

@@ -1,21 +1,22 @@
 # Environments of their own, and the files of pinned packages.
-.PHONY: demo-cuda lm-eval fit-setup fit-check requirements requirements-tpu
+.PHONY: demo-cuda card lm-eval fit-setup fit-check requirements requirements-tpu
 
 # The packages bring CUDA 13 with them; the machine itself needs NVIDIA's driver, 580 or newer.
 demo-cuda: .venv-cuda/installed  ## the main job on an NVIDIA GPU, in an environment of its own (2.5 GB; not run by us)
 	.venv-cuda/bin/python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py
 
+card: .venv-cuda/installed  ## tries the course on your NVIDIA GPU, ten minutes; please send us the card.txt it writes
+	.venv-cuda/bin/python 5_GRPO_Maxtext/tool.py card
+
 .venv-cuda/installed: requirements/build.txt requirements/cuda.txt
 	"$(PYTHON)" -m venv .venv-cuda
-	.venv-cuda/bin/python $(BUILD)
-	.venv-cuda/bin/python $(INSTALL) --no-build-isolation --requirement requirements/cuda.txt
+	$(call INSTALL,requirements/cuda.txt)
 	touch $@
 
 # --no-deps: the file is complete, and two of its packages contradict each other (requirements/tpu.overrides.txt)
 .venv-vllm/installed: requirements/build.txt requirements/tpu.txt
 	"$(PYTHON)" -m venv .venv-vllm
-	.venv-vllm/bin/python $(BUILD)
-	.venv-vllm/bin/python $(INSTALL) --no-deps --no-build-isolation --requirement requirements/tpu.txt
+	$(call INSTALL,requirements/tpu.txt,--no-deps)
 	touch $@
 
 # MODEL: a folder that the tool convert_checkpoint made. TASK: a task of 5_GRPO_Maxtext/lm_eval/. The answers go into MODEL/lm_eval.
@@ -29,11 +30,9 @@ lm-eval: .venv-eval/installed  ## an exported run, asked by EleutherAI's harness
 	  --log_samples --output_path $(MODEL)/lm_eval
 
 # On Linux the package index has torch only with CUDA's libraries and Triton, 4 GB that a CPU does not need.
-# --no-deps: the file is complete, and pip would look beyond it for what it calls typepy[datetime].
 .venv-eval/installed: requirements/build.txt requirements/eval.txt
 	"$(PYTHON)" -m venv .venv-eval
-	.venv-eval/bin/python $(BUILD)
-	.venv-eval/bin/python $(INSTALL) --no-deps --no-build-isolation --requirement requirements/eval.txt
+	$(call INSTALL,requirements/eval.txt)
 	touch $@
 
 # Needs no TPU and no GPU, but their compilers, each in an environment that borrows all else from .venv.
@@ -46,9 +45,9 @@ fit-check: fit-setup .venv-vllm/installed  ## compiles every row of the three la
 	.venv-vllm/bin/python $(FIT) WRITE=fit_check.csv
 	.venv-fit/bin/python $(FIT) WRITE=fit_rungs.csv
 
-.venv-fit/installed .venv-fit-cards/installed: .venv-%/installed: requirements/%.txt .venv/installed
+.venv-fit/installed .venv-fit-cards/installed: .venv-%/installed: requirements/build.txt requirements/%.txt .venv/installed
 	"$(PYTHON)" -m venv .venv-$*
-	.venv-$*/bin/python $(INSTALL) --no-deps --requirement requirements/$*.txt
+	$(call INSTALL,requirements/$*.txt,--no-deps)
 	echo "$(CURDIR)/.venv/lib/python3.12/site-packages" > .venv-$*/lib/python3.12/site-packages/default.pth
 	touch $@
 

@@ -4,7 +4,7 @@
 figures: setup  ## committed tables and pictures anew where out of date: hours; STALE=True lists them, ONLY=path
 	$(BIN)/python -m measure.run $(foreach name,ONLY STALE MARK PICTURES WORKERS MNIST_PATH,$(if $($(name)),$(name)=$($(name))))
 
-pages: setup  ## fills the tables of measurements in all pages from the CSV files
+pages: setup  ## fills the tables and the hosted course's links in all pages
 	$(BIN)/python -m measure.tables
 
 page-pictures: setup  ## the pictures of docs/seeing_a_run.md, of a run with default constants: RUN=its folder

@@ -27,7 +27,6 @@ runs/seed_0/report.html: | .venv/installed
 
 .venv-site/installed: requirements/build.txt requirements/site.txt .venv/installed
 	"$(PYTHON)" -m venv .venv-site
-	.venv-site/bin/python $(BUILD)
-	.venv-site/bin/python $(INSTALL) --no-build-isolation --requirement requirements/site.txt
+	$(call INSTALL,requirements/site.txt)
 	echo "$(CURDIR)/.venv/lib/python3.12/site-packages" > .venv-site/lib/python3.12/site-packages/default.pth
 	touch $@

@@ -1,5 +1,8 @@
 # Tests that need a program or an environment of their own.
-.PHONY: test-browser test-slurm test-vllm mutants
+.PHONY: test-isa test-browser test-slurm test-vllm mutants
+
+test-isa: setup  ## the tests as other processors compile them: six settings, more than an hour
+	$(BIN)/python tests/isa.py
 
 # Installs nothing: without the browser, or before `make setup`, it says what is missing.
 test-browser:  ## the page of a run, and the playground, in a real browser (Debian's chromium and chromium-driver)

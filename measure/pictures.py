@@ -428,6 +428,47 @@ def report(log: Path, seeds: Path) -> Figure:
     return key_below(figure, above)
 
 
+def attention(table: Path) -> Figure:
+    """Where one head looks in Kim's question before it writes each of the three numbers."""
+    rows = pd.read_csv(table, keep_default_na=False, na_filter=False)
+    asking = {"<reasoning>": "8", "-": "6", "+": "5"}  # the token it has just written: the next
+    question = rows[(rows.reading == rows.reading.min()) & (rows.token.str[0] != "<")]
+    figure = Figure((WIDE, 2.1), layout="constrained")
+    axes = figure.subplots()
+    for y, (after, writes) in enumerate(asking.items()):
+        [row] = [
+            group
+            for _, group in rows.groupby("reading")
+            if (group.after.iloc[0], group.writes.iloc[0]) == (after, writes)
+        ]
+        look = row[row.position.isin(question.position)]
+        axes.scatter(look.position, [y] * len(look), s=150 * look.weight.astype(float), color=BLUE)
+    axes.set_xticks(question.position, question.token.str.strip(), rotation=90)
+    axes.set_yticks(range(3), [f"{after} → {writes}" for after, writes in asking.items()])
+    axes.set(ylim=(2.6, -0.6))
+    axes.tick_params(length=0)
+    axes.grid(axis="y", color=GREY, alpha=0.25)
+    return figure
+
+
+def supervised_fine_tuning(log: Path) -> Figure:
+    """From noise to the format: the loss, and what share of the sampled answers can what."""
+    rows = pd.read_csv(log)
+    figure, (above, below) = panels(2, height=2.2, sharex=True)
+    above.plot(rows.step, rows.loss, color=BLUE)
+    above.set(ylim=(0, None), title="cross-entropy per token, mean since the last look")
+    lines = {
+        "form": (ORANGE, "looks like a demonstration"),
+        "calculates": (PURPLE, "and its equations are true"),
+        "right": (BLUE, "right answer"),
+    }
+    for name, (color, label) in lines.items():
+        below.plot(rows.step, rows[name], color=color, label=label)
+    below.set(ylim=(-0.02, 1.02), xlabel="training step", title="sampled answers")
+    below.yaxis.set_major_formatter(PercentFormatter(1))
+    return key_below(figure, below)
+
+
 def pass_at_k(table: Path) -> Figure:
     """Right answers among k, before GRPO and after."""
     figure, both = panels(1, 2, 3.3, sharey=True)

@@ -40,7 +40,7 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "benchmarks"))
 
-from machine import commit, processor, versions, write_csv
+from machine import processor, versions, write_csv
 
 from measure import columns, drawings, lock, pictures
 
@@ -206,6 +206,16 @@ def filled(words: Sequence[str], places: dict[str, str]) -> list[str]:
     return new
 
 
+def git(*words: str) -> str:
+    """What a git command prints."""
+    return subprocess.check_output(["git", *words], cwd=ROOT, text=True).rstrip()
+
+
+def head() -> str:
+    """The commit that everything is made from, in short."""
+    return git("rev-parse", "--short", "HEAD")
+
+
 def perform(run: Run, places: dict[str, str], runs: Path, machine: str, started: list) -> None:
     """Runs it, unless it has been. measured.json, written last in its folder, says that it's
     complete.
@@ -252,7 +262,7 @@ def perform(run: Run, places: dict[str, str], runs: Path, machine: str, started:
                 "processor_seconds": round(usage.ru_utime + usage.ru_stime, 1),
                 "date": time.strftime("%Y-%m-%d"),
                 "machine": machine,
-                "commit": commit(),
+                "commit": head(),
                 "versions": versions(*PACKAGES),
             }
         )
@@ -397,7 +407,7 @@ def record(job: Job, minutes: float | None = None) -> None:
     code.
     """
     entries, (code, given) = lock.read(), job.hashes()
-    today = {"commit": commit(), "date": time.strftime("%Y-%m-%d"), "machine": processor()}
+    today = {"commit": head(), "date": time.strftime("%Y-%m-%d"), "machine": processor()}
     for name in (str(path.relative_to(ROOT)) for path in job.products()):
         now = today | {"minutes": minutes and round(minutes, 2), "versions": versions(*PACKAGES)}
         before = {k: v for k, v in entries.get(name, {}).items() if k != "stale"} | {
@@ -419,6 +429,17 @@ def mark(found: Sequence[Job]) -> None:
     print(f"{len(old)} products are marked as out of date; now `make pages`")
 
 
+def check_tree() -> None:
+    """Raises SystemExit if files aren't as committed, the products and the lock aside: a commit's
+    name has to say what a product was made from.
+    """
+    written = (":!*/assets/*", ":!benchmarks/*.csv", ":!measure/lock.json")
+    status = git("status", "--porcelain", "--untracked-files=all", "--", ".", *written)
+    if files := [line[3:] for line in status.splitlines()]:
+        more = f" and {len(files) - 5} more" if len(files) > 5 else ""
+        raise SystemExit(f"error: commit first, or set aside: {', '.join(files[:5])}{more}")
+
+
 def main(arguments: Sequence[str]) -> None:
     """See the top of the file."""
     options = dict(argument.partition("=")[::2] for argument in arguments)
@@ -427,6 +448,7 @@ def main(arguments: Sequence[str]) -> None:
         found = [job for job in found if "draw" in job.make]
     workers, store = int(options.pop("WORKERS", 1)), ROOT / "runs" / "measure"
     if options.pop("CHECK", "") == "True":
+        check_tree()
         # other constants are another row, of which the first says nothing
         of_code = "its code changed"
         for job in (
@@ -441,6 +463,7 @@ def main(arguments: Sequence[str]) -> None:
     elif options.pop("MARK", "") == "True":
         mark(jobs())
     else:
+        check_tree()
         old = [job.make for job, _, _ in stale(found)]
         if not only or "draw" in found[0].make:
             found = [job for job in found if job.make in old]

@@ -31,7 +31,7 @@ from typing import Any
 import pandas as pd
 import scipy.stats
 
-from measure import lock
+from measure import hosted, lock
 from measure.columns import paired, read_csv
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -160,11 +160,15 @@ def described(folder: Path, page: dict[str, Any], language: int) -> list[list[st
 
 # %% Tables that are more than figures by row; study.toml has the headings that are missing here ---
 def measured_when(folder: Path, language: int) -> list[list[str]]:
-    """What was measured when, from lock.json."""
+    """When and where each file was measured that's the folder's, or that its book links from
+    benchmarks/. From lock.json.
+    """
     headings = "file date commit machine minutes state", "檔案 日期 commit 機器 分鐘 狀態"
     lines = [headings[language].split()]
+    book = (folder / "MEASUREMENTS.md").read_text()
     for name, entry in lock.read().items():
-        if name.startswith(f"{folder.name}/") and name.endswith((".csv", ".json")):
+        own = name.startswith(f"{folder.name}/") or f"(../{name})" in book
+        if own and name.endswith((".csv", ".json")):
             state = ("out of date", "已過時") if "stale" in entry else ("current", "最新")
             if checked := "stale" not in entry and entry.get("checked"):
                 when = f"{checked['date']}, {checked['commit']}"
@@ -177,7 +181,7 @@ def measured_when(folder: Path, language: int) -> list[list[str]]:
             minutes = entry["minutes"]
             lines.append(
                 [
-                    f"[`{Path(name).name}`]({name.removeprefix(folder.name + '/')})",
+                    f"[`{Path(name).name}`]({Path(name).relative_to(folder.name, walk_up=True)})",
                     entry["date"],
                     entry["commit"],
                     entry["machine"] or "–",
@@ -337,7 +341,7 @@ def markdown(lines: Sequence[Sequence[str]]) -> str:
 
 
 def filled(page: Path) -> str:
-    """A page's text with every marked table as its source has it."""
+    """A page's text with every marked table and link as its source has it."""
     folder = ROOT / page.relative_to(ROOT).parts[0]
     pages = (
         tomllib.loads((folder / "study.toml").read_text()).get("page", {})
@@ -358,7 +362,7 @@ def filled(page: Path) -> str:
             lines = described(folder, pages[name], language)
         return f"<!-- table {name} -->\n\n{markdown(lines)}\n\n<!-- end -->"
 
-    return MARKED.sub(table, page.read_text())
+    return hosted.filled(MARKED.sub(table, page.read_text()), page, hosted.repository())
 
 
 def all_pages() -> list[Path]:

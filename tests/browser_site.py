@@ -32,6 +32,7 @@ return {
   links: all("a[href]").map((a) => a.href), ids: all("[id]").map((e) => e.id),
   text: document.body.innerText,
   faults: all("img").filter((i) => !(i.complete && i.naturalWidth)).map((i) => i.src),
+  arrows: all("a.md-footer__link").map((a) => a.href),
   math: all("math[display=block]").length, lang: document.documentElement.lang,
   fetched: performance.getEntriesByType("resource").map((entry) => entry.name),
 }"""
@@ -103,12 +104,19 @@ def test_every_page_of_the_course_is_shown_whole_and_in_its_language(seen):
         assert look["lang"] == ("zh-TW" if chinese else "en")
         other = page.with_stem(page.stem.removesuffix("_ch") if chinese else f"{page.stem}_ch")
         assert (SITE / build_site.place(other)).as_uri() in look["links"], page
-        prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
-        assert look["math"] == len(re.findall(r"^\$\$.*?\$\$$", prose, re.M | re.S)), page
-        assert "$$" not in look["text"], page
+        assert look["math"] == len(re.findall(r"^ *```math$", page.read_text(), re.M)), page
     mine = {page: look["faults"] for page, look in seen.items() if page not in (PLAYGROUND, REPORT)}
     assert len(mine) == len(seen) - 2
     assert not {page: faults for page, faults in mine.items() if faults}
+
+
+def test_the_arrows_below_a_page_lead_where_its_own_do(seen):
+    """Not to the next page of the sidebar, which is the lab book after chapter 1."""
+    for page in ALL:
+        link = r"\[(?:<- [^]]*|[^]]* ->)\]\(([^)]+)\)"
+        own = [(page.parent / target).resolve() for target in re.findall(link, page.read_text())]
+        arrows = [(SITE / build_site.place(target)).as_uri() for target in own]
+        assert seen[SITE / build_site.place(page)]["arrows"] == arrows, page
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -164,6 +172,7 @@ def test_the_switches_work(driver):
     button = find(driver, "button[data-clipboard-target], button.md-clipboard, .md-code__button")[0]
     driver.execute_script("arguments[0].click()", button)
     copied = driver.execute_async_script("navigator.clipboard.readText().then(arguments[0])")
-    assert copied.startswith("python 3_Pendulum/ppo.py")
+    page = (ROOT / "3_Pendulum/ppo.md").read_text()
+    assert copied == re.search(r"^```text\n(.*?)\n```$", page, re.M | re.S)[1]
     server.shutdown()
     assert not driver.get_log("browser")

@@ -5,7 +5,6 @@ folders.load.
 import fcntl
 import gc
 import os
-import platform
 import shutil
 import signal
 import sys
@@ -21,15 +20,13 @@ for folder in ("5_GRPO_Maxtext", "benchmarks", "benchmarks/peers", ""):
 # scripts that tests start: those that are to be interrupted would never end.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Most of the suite's time is compilation, and its programs run a few times: XLA skips its expensive
-# passes.
-os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-# The scripts' own flags, and one piece of code per program instead of 32: most programs here are
-# small.
-FLAGS = "--xla_cpu_multi_thread_eigen=false --xla_cpu_parallel_codegen_split_count=1"
-FLAGS += " --xla_cpu_opt_preset=CPU_OPT_PRESET_FAST_COMPILE"
-FLAGS += " --xla_cpu_max_isa=AVX2" * (platform.machine().lower() in ("x86_64", "amd64"))
-os.environ.setdefault("XLA_FLAGS", FLAGS)
+# Programs are compiled as a user's are: skipping XLA's expensive passes would save time, but round
+# otherwise. The scripts' own flag, and one piece of code per program instead of 32, which changes
+# no number.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_cpu_multi_thread_eigen=false --xla_cpu_parallel_codegen_split_count=1",
+)
 # A program that one test has compiled is read by the next, by the other worker, and by the scripts
 # that tests start. All of it before jax is imported.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / "runs" / "compiled"))

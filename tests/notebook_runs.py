@@ -3,6 +3,8 @@ short.
 """
 
 import json
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -51,12 +53,50 @@ def test_a_notebook_runs_from_the_first_to_the_last_cell(script, tmp_path):
     kinds = {".png": "image/png", ".svg": "image/svg+xml", ".md": "text/markdown"}
     wanted = {kinds[path.suffix] for path in tmp_path.iterdir() if path.suffix in kinds}
     assert wanted <= shown and (wanted or script.endswith("mesh_and_axis_rules.py"))
+    page = ROOT / Path(script).parent / f"{notebooks.PAGES[script]}.md"
     for notebook in (made, chinese):
         nbformat.validate(notebook)
+        prose = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+        assert len(re.findall(r"^\$\$\n.+?\n\$\$$", prose, re.M | re.S)) == page.read_text().count(
+            "```math\n"
+        )
+        assert "```math" not in prose
         named = [name for cell in notebook.cells for name in cell.get("attachments", ())]
         assert (
             "".join(cell.source for cell in notebook.cells).count("](attachment:") == len(named) > 0
         )
+
+
+def test_a_kernel_that_has_loaded_another_numpy_is_told_to_restart(tmp_path):
+    """And finds the course's from then on: a .pth file is read when Python starts."""
+    made = notebooks.notebook("1_Q_Learning/Q_Learning.py")
+    before = f"""import numpy, site
+numpy.__version__ = "1.0"
+site.getsitepackages = lambda: ["{tmp_path}"]"""
+    made.cells[0] = nbformat.v4.new_code_cell(before)
+    del made.cells[2:]
+    with pytest.raises(CellExecutionError, match=r"(?s)SystemExit.*Restart it, and run this"):
+        NotebookClient(made, resources={"metadata": {"path": ROOT}}).execute()
+    line = (tmp_path / "course.pth").read_text()
+    code = "import sys; print(sys.path[0])"
+    ran = [sys.executable, "-c", f"{line}; {code}"]
+    shown = subprocess.run(ran, capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == str(ROOT / ".packages")
+
+
+def test_on_github_the_links_of_a_notebook_lead_there(monkeypatch):
+    monkeypatch.setattr(notebooks, "GITHUB", "https://github.com/someone/course")
+    made = notebooks.notebook("3_Pendulum/ppo.py")
+    assert 'REPOSITORY = "https://github.com/someone/course"  #' in made.cells[1].source
+    prose = "\n".join(cell.source for cell in made.cells if cell.cell_type == "markdown")
+    links = re.findall(
+        r"(?<!!)\[[^]]*\]\(([^)#]+)", re.sub(r"^\$\$.*?\$\$$", "", prose, flags=re.M | re.S)
+    )
+    ours = [link for link in links if "someone" in link]
+    assert ours and all(link.startswith(("https://", "attachment:")) for link in links)
+    for link in ours:
+        path = link.removeprefix("https://github.com/someone/course/blob/HEAD/")
+        assert (ROOT / path).resolve().exists(), link
 
 
 def test_without_the_course_the_first_cell_says_what_to_set(tmp_path):

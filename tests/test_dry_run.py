@@ -3,6 +3,7 @@
 import contextlib
 import resource
 import shutil
+import sys
 
 import huggingface_hub
 import jax
@@ -38,7 +39,8 @@ def test_the_eight_b_job_gets_its_verdict_on_a_laptop(tmp_path, capsys):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     demo.main(EIGHT_B)
     # Nothing of the model is allocated: its float32 weights alone are 30 GiB.
-    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 4 * GIB
+    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, bytes
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * unit < 4 * GIB
     said = capsys.readouterr().out
     assert said.splitlines()[-1] == (
         "dry run  nothing but memory can stop the run (fits: v5p-8, v6e-8; does not fit: v5p-64, "
@@ -151,14 +153,7 @@ def test_vllm_gets_its_share_and_no_more():
 @pytest.mark.parametrize(("gib", "fits"), [(40, True), (24, False)])
 def test_the_gpus_of_this_machine_are_judged_by_what_they_have(monkeypatch, capsys, gib, fits):
     """The devices are made up: no GPU was at hand."""
-    memory_stats = {"bytes_limit": gib * GIB}
-    on(
-        monkeypatch,
-        "gpu",
-        "NVIDIA RTX",
-        compute_capability="8.6",
-        memory_stats=lambda: memory_stats,
-    )
+    on(monkeypatch, "gpu", "NVIDIA RTX", share=gib + machine.SPARE, compute_capability="8.6")
     c = settings.read(demo.Constants, [*EIGHT_B, "ROLLOUT_ENGINE=maxtext", "LORA_RANK=32"])
     # float32: the weights once, they are the reference's, too; A and B, two moments
     least = (4 * PARAMETERS_8B + 3 * 4 * LORA_8B) / GIB
@@ -186,6 +181,7 @@ def test_a_card_that_is_told_is_judged_by_what_was_compiled_for_it(capsys):
     [largest] = [run for run, rows in runs.items() if all(float(row["left"]) > 0 for row in rows)]
     peak = max(float(row["peak"]) for row in runs[largest])
     B = int(largest.split("BATCH_SIZE=")[-1])
+    limit = machine.parse_machine("t4").gib
     asked = [
         *QWEN,
         "ROLLOUT_ENGINE=maxtext",
@@ -196,8 +192,8 @@ def test_a_card_that_is_told_is_judged_by_what_was_compiled_for_it(capsys):
     for answers, said in ((768, "compiled earlier"), (400, "compiled earlier for a larger batch")):
         demo.main([*asked, f"BATCH_SIZE={B}", f"TOTAL_GENERATION_STEPS={answers}"])
         assert (
-            f"t4       yes: 1 of 1 chips train, {said} {peak:.1f} of 13.74"
+            f"t4       yes: 1 of 1 chips train, {said} {peak:.1f} of {limit}"
             in capsys.readouterr().out
         )
-    with pytest.raises(UserError, match=rf"^BATCH_SIZE={2 * B}, lower it.*: t4 has 13.74 GiB"):
+    with pytest.raises(UserError, match=rf"^BATCH_SIZE={2 * B}, lower it.*: t4 has {limit} GiB"):
         demo.main([*asked, f"BATCH_SIZE={2 * B}"])

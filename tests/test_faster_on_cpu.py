@@ -14,7 +14,7 @@ from flax import nnx
 from maxtext.layers import attentions
 from maxtext.models.models import Transformer
 from table_policy import as_batch, for_the_log, model_of
-from test_load_llama import GOLDEN, load
+from test_load_llama import GOLDEN, ROUNDING, load
 
 import grpo_llama3_1_8b_demo as demo
 import grpo_variants
@@ -23,6 +23,9 @@ from model import faster_on_cpu
 
 P, T, G, QUESTIONS, PAD, EOS = 7, 6, 3, 2, 0, 2
 ROWS = QUESTIONS * G
+# Logits reach 20 here. The softmax makes their error a share of each probability, and so of the
+# loss and of the gradient.
+SHARE = 20 * ROUNDING  # 8e-4
 
 
 @functools.cache
@@ -63,7 +66,9 @@ def batch():
 
 def loss_and_gradient(adapter, mesh, batch):
     """Of the page's loss, and its metrics."""
-    c = settings.read(demo.Constants, [f"NUM_GENERATIONS={G}", f"TOTAL_GENERATION_STEPS={T}"])
+    sizes = [f"NUM_GENERATIONS={G}", f"TOTAL_GENERATION_STEPS={T}"]
+    # Tokens here have log-probs down to -20: k3's exp(17) would drown all else.
+    c = settings.read(demo.Constants, [*sizes, "KL_LOSS_MODE=mse_kl"])
     params, model = model_of(c, adapter, temperature=0.8)
     model, use = dataclasses.replace(model, mesh=mesh), grpo_variants.choose(c, demo.TABLES)
     step = jax.jit(
@@ -81,9 +86,7 @@ SLOW = [
 
 @pytest.mark.parametrize(("name", "scan_layers"), [("tiny_llama", False), *SLOW])
 def test_loss_and_gradient_are_maxtexts_own(name, scan_layers, batch, monkeypatch):
-    """float32 sums in another order: 1e-6 of the largest gradient seen. Ours computes a prompt
-    once.
-    """
+    """Ours computes a prompt once."""
     seen, call = [], Transformer.__call__
 
     def watched(self, decoder_input_tokens, **arguments):
@@ -94,12 +97,12 @@ def test_loss_and_gradient_are_maxtexts_own(name, scan_layers, batch, monkeypatc
     models = (loaded(name, ours, scan_layers=scan_layers) for ours in (True, False))
     ours, theirs = (loss_and_gradient(*model, batch) for model in models)
     assert seen[0] == (QUESTIONS, P + G * T) and seen[-1] == (ROWS, P + T)
-    assert ours[0] == pytest.approx(theirs[0], rel=1e-5)
+    assert ours[0] == pytest.approx(theirs[0], rel=SHARE)
     assert ours[1].keys() == theirs[1].keys()
     for name_ in ours[1]:
-        np.testing.assert_allclose(ours[1][name_], theirs[1][name_], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(ours[1][name_], theirs[1][name_], rtol=SHARE, atol=1e-6)
     for a, b in zip(jax.tree.leaves(ours[2]), jax.tree.leaves(theirs[2]), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max())
+        np.testing.assert_allclose(a, b, rtol=0, atol=SHARE * np.abs(b).max())
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,11 @@ pages say.
 """
 
 import dataclasses
+import json
+import os
+import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import jax
@@ -31,6 +35,28 @@ def table(*files):
     paths = (machines.ASSETS / file for file in files or memory.FIT_FILES)
     # a case without a peak is still to be compiled
     return [row for path in paths for row in machines.rows_of(path) if row["peak"]]
+
+
+FIT = settings.HERE.parent / ".venv-fit" / "bin" / "python"
+
+
+@pytest.mark.skipif(not FIT.exists(), reason="needs the TPU's compiler: make fit-setup")
+def test_the_native_sampler_and_the_update_compile_for_eight_tpu_chips(tmp_path):
+    """A small Llama, sampled in every way we have. The tiny one's vocabulary is too short: with it,
+    the compiler also took the top-k that kills it at Llama 3.1's.
+    """
+    config = json.loads((settings.HERE / "tiny_llama" / "config.json").read_text())
+    config |= dict(vocab_size=4096, num_hidden_layers=1)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    small = "BATCH_SIZE=8", "NUM_GENERATIONS=2", "SCAN_LAYERS=True"
+    alone = "BETA=0", "NUM_ITERATIONS=1"  # without other programs
+    asked = "fit_check", "TOPOLOGIES=v6e-8", f"MODEL={tmp_path}", *small, *alone
+    # without the suite's variables, which are for the CPU's compiler
+    own = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
+    tool = settings.HERE / "tool.py"
+    done = subprocess.run([FIT, tool, *asked], env=own, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert re.findall(r": (\w+) takes", done.stdout) == ["prefill", "decode", "update"]
 
 
 def arrays_of(tree):
@@ -74,6 +100,11 @@ def run_and_compare(trained: str) -> None:
             programs[name], given[name] = jitted, arguments
             if name in ("prefill", "decode"):  # decode takes what prefill returns
                 done[name] = jitted.lower(*arguments).compile()
+    _, cache = done["prefill"].out_info
+    _, places = done["prefill"].output_shardings
+    for x, place in zip(jax.tree.leaves(cache), jax.tree.leaves(places), strict=True):
+        if x.ndim > 2:  # [layers, answers, ...]: a device has those of its own answers
+            assert place.shard_shape(x.shape)[:2] == (x.shape[0], x.shape[1] // 8)
     beside, *of_step = given["update"]
     assert bool(jax.tree.leaves(beside)) == (trained == "LORA_RANK=0")  # the frozen reference
 
@@ -167,6 +198,46 @@ def test_the_table_of_the_rungs_is_the_committed_one(language):
     assert len({tuple(cells) for cells in lines.values()}) == 1  # the columns
     for machine, cells in lines.items():
         assert f"| {machine} | {' | '.join(cells.values())} |" in text
+
+
+CARD_NAMES = {
+    "rtx4060": "RTX 4060",
+    "rtx4070": "RTX 4070",
+    "t4": "T4",
+    "l4": "L4",
+    "rtx4090": "RTX 4090",
+    "rtx3090": "RTX 3090",
+    "a100-40": "A100 40 GB",
+    "a100-80": "A100 80 GB",
+    "h100": "H100",
+    "h200": "H200",
+    "8xh100": "8 × H100",
+}
+
+
+@pytest.mark.parametrize("language", pages.LANGUAGES)
+@pytest.mark.parametrize("card", CARD_NAMES)
+def test_the_table_of_the_cards_is_the_committed_one(card, language):
+    """A cell for each model and how it's trained: the largest batch whose programs all fit."""
+    cells = {}
+    for constants, rows in machines.compiled(card, ["fit_cards.csv"]).items():
+        c = dict(word.split("=") for word in constants.split())
+        size, peak = int(c["BATCH_SIZE"]), max(float(row["peak"]) for row in rows)
+        cell = (size, f"{size} ({peak:.1f})")
+        if peak > float(rows[0]["limit"]):
+            cell = (0, "–")
+        case = c.get("LORA_RANK") == "0", c["MODEL"]
+        cells[case] = max(cells.get(case, cell), cell)
+    del cells[False, "tiny_llama"]
+    order = ("135M", "0.6B", "1B", "8B")  # in the models' names; LoRA comes first
+    found = sorted(
+        (whole, next(i for i, size in enumerate(order) if size in model), cell)
+        for (whole, model), (_, cell) in cells.items()
+    )
+    row = " | ".join(cell for *_, cell in found)
+    gib = machines.parse_machine(card).gib
+    text = pages.text(settings.HERE, language)
+    assert len(found) == 7 and f"| {CARD_NAMES[card]} | {gib:.2f} | {row} |" in text
 
 
 def test_a_file_is_compiled_case_by_case_and_goes_on_where_it_stopped(monkeypatch, tmp_path):

@@ -167,6 +167,11 @@ def test_without_checkpoint_the_newest_run_answers_and_where_there_is_none_the_b
             host.with_name("run.json").write_text('{"saved": 7}')
         *_, checkpoint = inference.read_arguments([])
         assert (checkpoint.run_dir, checkpoint.step) == (Path("runs", name), None)
+    # by the time of the save; a later start, or a copy, changes the time of the file
+    for name, when in (("a/deep", 7.0), ("mine", 8.0), ("a/deep", 7.0)):
+        Path("runs", name, "run.json").write_text(json.dumps({"saved": 7, "saved_at": when}))
+    checkpoint = inference.read_arguments([])[2]
+    assert checkpoint.run_dir == Path("runs/mine")
     assert inference.read_arguments(["MODEL=tiny_llama"])[2] is None  # that model, not the run's
     assert inference.read_arguments(["MODEL="])[2] == checkpoint
 

@@ -5,11 +5,13 @@ The stand-ins on PATH record their arguments. For ssh, gcloud's runs the command
 serves as the rented machine; for scp it copies.
 """
 
+import contextlib
 import itertools
 import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -39,8 +41,10 @@ esac
 """
 PYTHON = """#!/bin/bash
 [ "$1" != -c ] || exit 0
-mkdir -p runs/grpo; echo "$HF_TOKEN" "$@" >> asked; echo a report > runs/grpo/report.html; sleep 20
+mkdir -p runs/grpo; echo "$HF_TOKEN" "$@" >> asked; echo a report > runs/grpo/report.html
+for i in {1..1200}; do [ ! -e over ] || exit 0; sleep 0.1; done  # longer than SECONDS
 """
+SECONDS = 60  # a script takes less than one, but this machine may be busy
 
 
 class Desk:
@@ -89,7 +93,8 @@ class Desk:
 
     def run(self, script, *arguments, **environment):
         """Runs a launch script; (exit code, standard error, the calls it made)."""
-        calls, options = self.here / "calls", dict(capture_output=True, text=True, timeout=15)
+        calls, options = self.here / "calls", dict(capture_output=True, text=True)
+        options["timeout"] = SECONDS
         calls.write_text("")
         command, variables = ["bash", LAUNCH / script, *arguments], self.variables | environment
         done = subprocess.run(command, cwd=self.folder, env=variables, **options)
@@ -108,21 +113,27 @@ def desk(tmp_path):
 @pytest.mark.parametrize("script", sorted(LAUNCH.glob("*.sh")), ids=lambda path: path.name)
 def test_a_launch_script_passes_shellcheck(script):
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    subprocess.run([shutil.which("shellcheck", path=path) or "shellcheck", script], check=True)
+    if not (shellcheck := shutil.which("shellcheck", path=path)):
+        pytest.skip("shellcheck isn't installed; the index has none for ARM Linux")
+    subprocess.run([shellcheck, script], check=True)
 
 
+@pytest.mark.skipif(not shutil.which("setsid"), reason="this machine stands in for a Linux one")
 def test_a_tpu_vm_runs_resumes_from_the_bucket_and_is_not_deleted_before_its_results_are_here(desk):
     assert desk.run("tpu_vm.sh", "copy")[0] == desk.run("tpu_vm.sh", "setup")[0] == 0
     with tarfile.open(desk.vm / "course.tar.gz") as archive:
         assert DEMO in archive.getnames()
-    start, given = time.monotonic(), ["NUM_BATCHES=20", "TEMPLATE={question} now"]
+    given = ["NUM_BATCHES=20", "TEMPLATE={question} now"]
+    # doesn't wait for the run, which goes on until it's told that it's over
     code, error, _ = desk.run("tpu_vm.sh", "run", *given, BUCKET="gs://b/x")
-    assert code == 0 and time.monotonic() - start < 15, error  # the run itself takes 20 s
-    while not (desk.vm / "course" / "runs" / "grpo" / "report.html").exists():
-        assert time.monotonic() - start < 15
+    assert code == 0, error
+    end, course = time.monotonic() + SECONDS, desk.vm / "course"
+    while not (course / "runs" / "grpo" / "report.html").exists():
+        assert time.monotonic() < end
         time.sleep(0.05)
+    (course / "over").touch()
     ours = f"RUN_DIR=runs/grpo CHECKPOINT_DIR=gs://b/x MODEL={memory.LLAMA_3_1_8B} DATASET=gsm8k"
-    assert (desk.vm / "course" / "asked").read_text() == f"secret {DEMO} {ours} {' '.join(given)}\n"
+    assert (course / "asked").read_text() == f"secret {DEMO} {ours} {' '.join(given)}\n"
 
     code, error, calls = desk.run("tpu_vm.sh", "delete", BROKEN="gcloud")
     assert (
@@ -211,7 +222,10 @@ def test_a_pod_that_is_told_to_end_saves_and_its_logs_reach_the_bucket(desk, buc
     pod = desk.here / "pod"
     pod.mkdir()
     (pod / settings.HERE.name).symlink_to(settings.HERE)
-    for name, does in (("python", f'exec {sys.executable} "$@"'), ("pip", "")):
+    for name, does in (
+        ("python", f'echo "$HF_TOKEN" > token; exec {sys.executable} "$@"'),
+        ("pip", ""),
+    ):
         (pod / name).write_text(f"#!/bin/bash\n{does}\n")
         (pod / name).chmod(0o755)
     inside = {"PATH": f"{pod}:{os.environ['PATH']}", "KUBERNETES_SERVICE_HOST": "x"}
@@ -220,14 +234,19 @@ def test_a_pod_that_is_told_to_end_saves_and_its_logs_reach_the_bucket(desk, buc
     script = XPK.replace("COMMAND", f"{command} {constants}")
     with open(pod / "log", "w") as log:
         options = dict(cwd=pod, env=variables, stdout=log, stderr=subprocess.PIPE, text=True)
-        shell = subprocess.Popen(["bash", "-c", script], **options)
-    wait_for(lambda: read_log(pod / "runs" / "grpo" / "train_log.csv"), shell)
-    assert "run      200 steps" in (pod / "log").read_text()  # while it runs
-    shell.terminate()
-    assert shell.wait(HANGS) == 130
+        shell = subprocess.Popen(["bash", "-c", script], start_new_session=True, **options)
+    try:
+        wait_for(lambda: read_log(pod / "runs" / "grpo" / "train_log.csv"), shell)
+        assert "run      200 steps" in (pod / "log").read_text()  # while it runs
+        shell.terminate()
+        assert shell.wait(HANGS) == 130
+    finally:  # as Kubernetes does with what is left of a pod
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(shell.pid, signal.SIGKILL)
     done = read_log(pod / "runs" / "grpo" / "train_log.csv")[-1]["step"]
     assert checkpoints.saved(f"{address}/grpo")[-1] == done < 200
     assert "train_log.csv" in bucket.names(f"{address}/reports/grpo")
+    assert (pod / "token").read_text() == "secret\n"
 
 
 COMMAND = re.compile(

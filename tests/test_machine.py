@@ -3,9 +3,9 @@ asked.
 """
 
 import contextlib
+import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -16,6 +16,7 @@ import pathwaysutils
 import pytest
 import short_runs
 from flax import nnx
+from jaxlib import xla_client
 from maxtext.common.common_types import MODEL_MODE_AUTOREGRESSIVE
 from maxtext.layers.attention_op import AttentionOp
 
@@ -27,12 +28,15 @@ from run import start
 from run.run_files import read_log
 
 QWEN = ["MODEL=Qwen/Qwen3-0.6B", "DATASET=gsm8k"]
+QWEN_LORA, LLAMA_LORA = "MODEL=Qwen/Qwen3-0.6B", "MODEL=meta-llama/Llama-3.1-8B-Instruct"
+GIB, MIB = 2**30, 2**20
 CARDS = {"t4": "7.5", "h100": "9.0", "8xh100": "9.0", "an unknown card": "6.1"}
 
 
-def on(monkeypatch, platform, kind, count=1, **attributes):
-    """jax, as it would be asked on such a machine."""
+def on(monkeypatch, platform, kind, count=1, share=0.0, **attributes):
+    """jax, as it would be asked on such a machine; `share` is JAX's, in GiB of a card."""
     device = SimpleNamespace(device_kind=kind, platform=platform, **attributes)
+    device.memory_stats = lambda: {"bytes_limit": int(share * GIB)}
     monkeypatch.setattr(jax, "devices", lambda: [device] * count)
     monkeypatch.setattr(jax, "device_count", lambda: count)
     monkeypatch.setattr(jax, "default_backend", lambda: platform)
@@ -42,11 +46,13 @@ def on(monkeypatch, platform, kind, count=1, **attributes):
 def test_a_card_gets_what_it_can_do_and_says_so_in_one_line(card, monkeypatch, capsys):
     """T4's generation, Turing, has tensor cores for float16, not bfloat16: Ampere (8.0) has."""
     row = machines.CARDS.get(card.removeprefix("8x"), {"name": card})
+    known = machines.parse_machine(card)
     on(
         monkeypatch,
         "gpu",
         row["name"],
         8 if card.startswith("8x") else 1,
+        share=known.gib + machines.SPARE if known else 4,
         compute_capability=CARDS[card],
     )
     c = start.for_this_machine(settings.read(demo.Constants, QWEN), QWEN)
@@ -64,19 +70,142 @@ def test_a_card_gets_what_it_can_do_and_says_so_in_one_line(card, monkeypatch, c
     assert (mine.DTYPE, mine.BATCH_SIZE) == ("bfloat16", 8)
 
 
-def test_the_batch_of_a_card_is_the_largest_that_was_compiled_and_fits(monkeypatch):
-    """The table is made up: of the batch of 16 a decode is too large, and a case is still to be
-    compiled.
-    """
-    monkeypatch.setattr(machines, "ASSETS", Path(__file__).parent / "golden" / "machine")
-    for asked, batch in (
-        ("MACHINE=t4", 8),
-        ("MACHINE=t4 LORA_RANK=0", 1),
-        ("MACHINE=l4", 64),
-        ("MACHINE=t4 MODEL=Qwen/Qwen3-0.6B@main", 8),
-        ("MACHINE=t4 MODEL=not/compiled", 64),
+def largest_compiled(card, model, lora):
+    """BATCH_SIZE by fit_cards.csv alone: of the batches whose every program fits, the largest."""
+    total = int(machines.CARDS[card.removeprefix("8x")]["device_memory_size"]) / GIB
+    sizes = [0]
+    for constants, rows in machines.compiled(card, ["fit_cards.csv"]).items():
+        c = dict(word.split("=") for word in constants.split())
+        if (c["MODEL"], c.get("LORA_RANK") != "0") == (model, lora):
+            peak = max(float(row["peak"]) for row in rows)
+            # 1.5 GiB stay outside of JAX's share (3 with NCCL), 1 GiB in it
+            fits = peak <= total - (3 if card.startswith("8x") else 1.5) - 1 + 0.005
+            sizes.append(int(c["BATCH_SIZE"]) * fits)
+    return max(sizes)
+
+
+@pytest.mark.parametrize("card", machines.BATCH_SIZES)
+def test_every_default_of_every_card_fits_jaxs_share_with_a_gib_to_spare(
+    card, monkeypatch, tmp_path
+):
+    """By the compiler's table; the driver is a script that says what an idle card has."""
+    count, kind = (8, card[2:]) if card.startswith("8x") else (1, card)
+    total = int(machines.CARDS[kind]["device_memory_size"]) / MIB
+    share = float(share_of(monkeypatch, tmp_path, f"{total:.0f}, 0\n" * count))
+    for (model, lora), size in zip(machines.BATCH_SIZE_COLUMNS, machines.BATCH_SIZES[card]):
+        assert size == largest_compiled(card, model, lora), (model, lora)
+        peaks = [
+            float(row["peak"])
+            for constants, rows in machines.compiled(card, ["fit_cards.csv"]).items()
+            for row in rows
+            if {f"MODEL={model}", f"BATCH_SIZE={size}"} <= set(constants.split())
+            and ("LORA_RANK=0" not in constants) == lora
+        ]
+        # the share is rounded down to a thousandth of the card
+        assert max(peaks, default=0) + 1 <= (share + 1e-3) * total / 1024
+
+
+@pytest.mark.parametrize(
+    ("kind", "capability", "mib", "count", "model", "size", "words"),
+    [  # what is told of these cards: nvidia-smi's total; the sizes are those of fit_cards.csv
+        ("NVIDIA GeForce RTX 4070", "8.9", 12282, 1, QWEN_LORA, 2, "the largest that fits"),
+        ("NVIDIA GeForce RTX 5090", "12.0", 32607, 1, QWEN_LORA, 8, "as for rtx3090"),
+        ("NVIDIA A10G", "8.6", 23028, 1, QWEN_LORA, 8, "as for l4"),
+        ("NVIDIA H100 PCIe", "9.0", 81559, 1, LLAMA_LORA, 4, "as for a100-80"),
+        ("NVIDIA GeForce RTX 4060 Laptop GPU", "8.9", 8188, 1, QWEN_LORA, 1, "no batch"),
+        ("NVIDIA GeForce RTX 4090", "8.9", 24564, 2, QWEN_LORA, 8, "as for"),
+        ("NVIDIA H100 80GB HBM3", "9.0", 81559, 4, LLAMA_LORA, 4, "as for"),
+        ("NVIDIA H200", "9.0", 143771, 8, LLAMA_LORA, 32, "as for"),
+        ("Tesla V100-SXM2-32GB", "7.0", 32768, 1, QWEN_LORA, 2, "as for t4"),  # float32
+        ("NVIDIA H100 80GB HBM3", "9.0", 81559, 1, "MODEL=not/compiled", 1, "no batch"),
+        ("NVIDIA H100 80GB HBM3", "9.0", 81559, 1, f"{QWEN_LORA}@main", 32, "the largest"),
+    ],
+)
+def test_a_card_that_was_not_compiled_gets_the_next_smaller_ones_batch(
+    monkeypatch, capsys, kind, capability, mib, count, model, size, words
+):
+    outside = 3.0 if count > 1 else 1.5
+    share = mib / 1024 - outside
+    on(monkeypatch, "gpu", kind, count, share=share, compute_capability=capability)
+    arguments = [model, "DATASET=gsm8k"]
+    c = start.for_this_machine(settings.read(demo.Constants, arguments), arguments)
+    [said] = capsys.readouterr().out.splitlines()
+    assert size == c.BATCH_SIZE and f"BATCH_SIZE={size} ({words}" in said
+
+
+# %% The share, and a GPU that JAX can't use -------------------------------------------------------
+def driver_that_says(monkeypatch, tmp_path, text, code=0):
+    """A stand-in for nvidia-smi, first on the path."""
+    script = tmp_path / "nvidia-smi"
+    script.write_text(f"#!/bin/sh\ncat <<'END'\n{text}END\nexit {code}\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+
+def share_of(monkeypatch, tmp_path, text, several=False, **environment):
+    """XLA_CLIENT_MEM_FRACTION after the driver said `text`; None if it isn't set."""
+    driver_that_says(monkeypatch, tmp_path, text)
+    for name in (*devices.SHARE_NAMES, "XLA_PYTHON_CLIENT_ALLOCATOR"):
+        monkeypatch.setenv(name, "")  # so that it's put back
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    devices.share_memory(several)
+    return os.environ.get("XLA_CLIENT_MEM_FRACTION")
+
+
+@pytest.mark.parametrize("name", devices.SHARE_NAMES)
+def test_the_users_share_stays_and_jax_accepts_it(monkeypatch, tmp_path, name):
+    """jaxlib raises if both names are set."""
+    share_of(monkeypatch, tmp_path, "22000, 0\n", **{name: "0.5"})
+    assert xla_client.generate_pjrt_gpu_plugin_options()["memory_fraction"] == 0.5
+
+
+def test_the_share_leaves_what_other_programs_have(monkeypatch, tmp_path):
+    """Of 24 GiB: 1.5 for CUDA, 3 with NCCL; a desktop's 1 GiB; 2.5 under Windows."""
+    for text, several, wsl, gib in (
+        ("24576, 0\n", False, False, 22.5),
+        ("23552, 1024\n", False, False, 21.5),
+        ("24576, 0\n23552, 1024\n", False, False, 20.0),  # the same share of both
+        ("12288, 12288\n", True, False, 21.0),  # another process of the run has the rest
+        ("23552, 1024\n", False, True, 20.5),
     ):
-        assert batch == settings.read(demo.Constants, [*QWEN, *asked.split()]).BATCH_SIZE, asked
+        version = tmp_path / "version"
+        version.write_text("Linux version 6.6.87.2-microsoft-standard-WSL2" if wsl else "Linux")
+        monkeypatch.setattr(devices, "PROC_VERSION", version)
+        share = float(share_of(monkeypatch, tmp_path, text, several))
+        assert share * 24 == pytest.approx(gib, abs=24e-3)  # three decimals
+        assert ("XLA_PYTHON_CLIENT_ALLOCATOR" in os.environ) == wsl
+    assert share_of(monkeypatch, tmp_path, "[N/A], [N/A]\n") is None
+    with pytest.raises(settings.UserError, match=r"^the GPU has 2\.0 of 24\.0 GiB free; end the"):
+        share_of(monkeypatch, tmp_path, "2048, 22528\n")
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ("550.54.15, 7.5\n", r"^the NVIDIA driver is 550\.54\.15, CUDA 13 needs 580 or newer"),
+        ("580.95.05, 7.0\n", r"^the NVIDIA GPU has compute capability 7\.0, CUDA 13 needs 7\.5"),
+        ("580.95.05, 8.9\n", r"^JAX can't use the NVIDIA GPU \(driver 580\.95\.05, CUDA 13 needs"),
+        ("", r"^JAX can't use the NVIDIA GPU \(driver unknown"),
+    ],
+)
+def test_a_gpu_that_jax_cannot_use_is_refused_with_its_driver(monkeypatch, tmp_path, told, said):
+    """jax's backend is the CPU, truly; the device file and the driver's tool are stand-ins."""
+    gpu = tmp_path / "nvidia0"
+    gpu.touch()
+    driver_that_says(monkeypatch, tmp_path, told, code=0 if told else 9)
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.5")
+    monkeypatch.setattr(devices, "NVIDIA_DEVICES", (str(gpu),))
+    monkeypatch.setattr(devices, "CUDA_PACKAGES", {"jaxlib": ("13", 580, 7.5)})  # installed
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    devices.check_gpu()  # the user asked for the CPU
+    monkeypatch.delenv("JAX_PLATFORMS")
+    with pytest.raises(settings.UserError, match=f"{said}.*JAX_PLATFORMS=cpu to train on the CPU$"):
+        devices.check_gpu()
+    gpu.unlink()
+    with pytest.raises(settings.UserError, match="there is no NVIDIA GPU; install its driver"):
+        devices.check_gpu()
 
 
 @pytest.mark.parametrize("kernel", ["dot_product", "flash", "autoselected"])

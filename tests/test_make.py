@@ -1,10 +1,12 @@
 """The Makefile where Python 3.12 is missing, and what it says of its targets."""
 
+import hashlib
 import os
 import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pages
@@ -20,9 +22,12 @@ def make(tmp_path):
         shutil.copy(ROOT / name, tmp_path)
     for name in ("make", "requirements"):
         shutil.copytree(ROOT / name, tmp_path / name)
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE") and k != "MODEL"}
 
     def run(*words):
+        mine = ("MODEL", "UV_DEFAULT_INDEX", "PIP_INDEX_URL")
+        environment = {
+            k: v for k, v in os.environ.items() if not k.startswith("MAKE") and k not in mine
+        }
         command = ["make", f"PYTHON={sys.executable}", *words]
         return subprocess.run(
             command, cwd=tmp_path, env=environment, capture_output=True, text=True
@@ -63,14 +68,41 @@ def test_an_environment_that_lost_its_programs_is_built_anew(make, tmp_path):
     assert "-m venv" not in make("--dry-run", "demo").stdout
 
 
+@pytest.mark.index
 def test_an_installation_that_fails_is_not_taken_for_done(make, tmp_path):
-    """Though its output goes through a pipe. Nothing is fetched: no builder, and a package that
-    isn't.
-    """
-    (tmp_path / "requirements" / "build.txt").write_text("")
+    """pip installs uv, which is then asked for a package that isn't there."""
     line = f"one @ file:///nowhere/one-1-py3-none-any.whl --hash=sha256:{64 * '0'}\n"
     (tmp_path / "one.txt").write_text(line)
     done = make("setup", "REQUIREMENTS=one.txt")
-    assert done.returncode == 2 and "/nowhere/one-1-py3" in done.stdout + done.stderr
-    assert (tmp_path / ".venv" / "bin" / "pip").exists()
+    assert done.returncode == 2 and "/nowhere/one-1-py3" in done.stderr
+    assert "README.md says how pip does it" in done.stderr
+    assert (tmp_path / ".venv" / "bin" / "uv").exists()
     assert not (tmp_path / ".venv" / "installed").exists()
+
+
+def test_uv_asks_the_index_that_pip_is_told_to_ask(make, tmp_path, monkeypatch):
+    """It's a folder with one package. uv itself, which pip would fetch from there, is put there."""
+    wheel = tmp_path / "simple" / "one" / "one-1-py3-none-any.whl"
+    wheel.parent.mkdir(parents=True)
+    with zipfile.ZipFile(wheel, "w") as file:
+        file.writestr("one.py", "")
+        file.writestr("one-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: one\nVersion: 1\n")
+        file.writestr("one-1.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        file.writestr("one-1.dist-info/RECORD", "")
+    (wheel.parent / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
+    index = f"index-url = file://{tmp_path}/simple\nextra-index-url = file:///nowhere\n"
+    (tmp_path / "pip.conf").write_text(f"[global]\n{index}")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    (tmp_path / "one.txt").write_text(f"one==1 --hash=sha256:{digest}\n")
+    (tmp_path / "requirements" / "build.txt").write_text("")
+    binaries = tmp_path / ".venv" / "bin"
+    binaries.mkdir(parents=True)
+    (binaries / "uv").symlink_to(Path(sys.executable).with_name("uv"))
+    (binaries / "python").symlink_to(sys.executable)  # so the folder isn't cleared
+    (tmp_path / ".venv" / "installed").touch()
+    os.utime(tmp_path / ".venv" / "installed", (0, 0))
+    done = make("setup", "REQUIREMENTS=one.txt")
+    assert not done.returncode, done.stderr
+    assert [*tmp_path.glob(".venv/lib/python3.12/site-packages/one.py")]

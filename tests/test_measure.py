@@ -2,6 +2,9 @@
 
 import ast
 import dataclasses
+import os
+import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -19,6 +22,14 @@ JOBS = run.jobs()
 STUDIED = [job for job in JOBS if "command" not in job.make]
 LABELLED = [job for job in JOBS if "columns" in job.make and job.make.get("key") != "command"]
 MADE = [path for job in JOBS for path in job.products()]
+only_linux = pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity"), reason="make figures gives each run cores of its own"
+)
+
+
+def git(*words, cwd=ROOT, stdin=None):
+    done = subprocess.run(["git", *words], cwd=cwd, input=stdin, capture_output=True, text=True)
+    return done.stdout.strip()
 
 
 def test_every_committed_table_and_picture_is_made_by_exactly_one_job():
@@ -65,6 +76,37 @@ def test_what_is_out_of_date_is_marked_as_such():
     assert entries.keys() == {name_of(path) for path in MADE}
 
 
+def test_every_commit_in_the_lock_can_be_checked_out():
+    entries = [*lock.read().values()]
+    commits = {e["commit"] for e in entries} | {
+        e["checked"]["commit"] for e in entries if "checked" in e
+    }
+    assert all(re.fullmatch("[0-9a-f]{7,40}", commit) for commit in commits)
+    if git("rev-parse", "--is-shallow-repository") != "false":
+        pytest.skip("needs the whole history")
+    names = [f"{commit}^{{commit}}" for commit in sorted(commits)]
+    known = git("cat-file", "--batch-check", stdin="\n".join(names)).splitlines()
+    assert [line for line in known if line.endswith("missing")] == []
+
+
+def test_nothing_is_made_from_code_that_is_not_committed(tmp_path, monkeypatch):
+    """But a product that was written before, and the lock, may be modified."""
+    (tmp_path / "1_Q_Learning" / "assets").mkdir(parents=True)
+    (tmp_path / "measure").mkdir()
+    for name in ("a.py", "1_Q_Learning/assets/a.csv", "measure/lock.json"):
+        (tmp_path / name).write_text("")
+    for words in ("init -q", "add -A", "commit -q -m ."):
+        git("-c", "user.name=x", "-c", "user.email=x", *words.split(), cwd=tmp_path)
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    for name in ("1_Q_Learning/assets/a.csv", "measure/lock.json"):
+        (tmp_path / name).write_text("more")
+    run.check_tree()
+    (tmp_path / "a.py").write_text("more")
+    (tmp_path / "new.toml").write_text("")
+    with pytest.raises(SystemExit, match=r"^error: commit first, or set aside: a\.py, new\.toml$"):
+        run.check_tree()
+
+
 def test_a_changed_default_names_what_it_makes_stale_and_words_none(monkeypatch):
     """As if TARGET_SYNC_INTERVAL were another: everything of the script, and the pictures of its
     tables.
@@ -97,6 +139,7 @@ def test_a_changed_default_names_what_it_makes_stale_and_words_none(monkeypatch)
     assert "compare.svg: compare.csv is out of date" in run.listing(found)
 
 
+@only_linux
 def test_a_table_is_what_the_script_gives_and_a_finished_run_is_not_repeated(tmp_path):
     """A mistake is made in a copy and judged by the copy's own optimum, another one on the slippery
     floor.

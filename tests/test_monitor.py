@@ -189,6 +189,34 @@ def test_a_resumed_log_keeps_what_was_there_and_takes_new_columns(tmp_path):
     assert {p.name for p in tmp_path.iterdir()} == {"train_log.csv", "tensorboard"}
 
 
+def test_tensorboard_has_each_step_once_after_a_kill_and_a_resume(tmp_path, monkeypatch):
+    """Killed after step 3 with a checkpoint of step 1, twice; TensorBoard's own reader."""
+    c = settings.read(demo.Constants, [])
+    shown = dict.fromkeys(("correct", "format_ok", "kl", "answers"), 0.0)
+    for start_at, first, last in ((1e9, 0, 3), (1e9 + 60, 1, 3), (1e9 + 120, 1, 4)):
+        monkeypatch.setattr(time, "time", lambda start_at=start_at: start_at)  # names the file
+        log = training.TrainingLog(tmp_path, c, first)
+        for step in range(first + 1, last + 1):
+            log.add({"step": step, "reward": start_at - 1e9 + step} | shown)
+        log.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload().Scalars("reward")
+    assert [(e.step, e.value) for e in events] == [(1, 1.0), (2, 122.0), (3, 123.0), (4, 124.0)]
+    assert [row["reward"] for row in read_log(tmp_path / "train_log.csv")] == [1, 122, 123, 124]
+
+
+def test_a_group_whose_rewards_differ_by_rounding_has_no_signal():
+    rewards = np.array([[0.1 + 0.2, 0.3], [1e10 + 0.1, 1e10 + 0.1 + 2e-6], [0.3, 0.301]])
+    texts, ended = np.full((3, 2), "", object), np.ones(6, bool)
+    grader = SimpleNamespace(
+        score=lambda texts: np.zeros(6), format_right=bool, right_lenient=lambda texts: np.zeros(6)
+    )
+    written = SimpleNamespace(texts=texts.ravel(), lengths=np.ones(6), ended=ended)
+    flat = SimpleNamespace(answers=written, questions={})
+    answers = SimpleNamespace(texts=texts)
+    samples = SimpleNamespace(rewards=rewards, flat=lambda: flat, answers=answers, reward_parts={})
+    assert training.answer_metrics(grader, samples, 1.0)["zero_variance"] == pytest.approx(2 / 3)
+
+
 # --- several devices: the run above once more, on virtual devices of this CPU
 
 

@@ -145,11 +145,8 @@ def test_the_evaluation_grades_by_task_and_splits_by_data_source():
     pairs = ("Paris", "qa"), ("12", "gsm8k"), ("Rome", "qa")
     result = graded(pairs, ["paris", "<answer>13</answer>", "Bern"])
     assert result["answer_accuracy"] == result["mean_score"] == pytest.approx(1 / 3)
-    assert result["partial_accuracy"] == pytest.approx(1 / 3) and result["correct"] == [
-        True,
-        False,
-        False,
-    ]
+    assert result["correct"] == [True, False, False]
+    assert result["partial_accuracy"] == 1.0  # of the only number
     assert result["by_data_source"] == {
         "gsm8k": {
             "questions": 1,
@@ -167,6 +164,7 @@ def test_the_evaluation_grades_by_task_and_splits_by_data_source():
     table = report.data_source_table(result, result)
     assert "| qa | 2 | 50.0% to 50.0% | 50.0% to 50.0% | 0.0% to 0.0% |" in table
     one = graded(pairs[:1], ["paris"])
+    assert "partial_accuracy" not in one  # not measured isn't 0
     assert "by_data_source" not in one and report.data_source_table(one, one) == ""
 
 

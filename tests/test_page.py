@@ -21,6 +21,7 @@ from short_runs import SHORT, saved_steps
 from test_health import FOLDER
 
 from run import answers, evaluation, page
+from run.run_files import GRADERS
 from settings import HERE, UserError
 from tools import show_run
 
@@ -299,3 +300,54 @@ def test_two_runs_are_laid_over_each_other_unless_they_were_asked_other_question
         (other / file).write_text(text)
     with pytest.raises(UserError, match="EVAL_CONFIG=standard"):
         change("constants.json", json.dumps(constants | {"EVAL_CONFIG": "standard"}))
+
+
+OTHER = [  # constants and identity of the second run, and what is said to differ; refused or not
+    ({"REWARD_FUNC": "own.py"}, {}, "REWARDS and REWARD_FUNC", True),
+    ({"REWARDS": "compute_score"}, {}, "REWARDS and REWARD_FUNC", True),
+    ({"REWARDS": "mark_reward,check_answer"}, {}, "REWARDS and REWARD_FUNC", True),
+    ({}, {GRADERS: "0" * 64}, "REWARDS and REWARD_FUNC", True),
+    ({"ENVIRONMENT": "world.py"}, {}, "ENVIRONMENT", True),
+    ({"EVAL_CONFIG": "standard"}, {}, "EVAL_CONFIG", True),
+    ({"MODEL": "other"}, {"MODEL": "0" * 128}, "MODEL", False),
+    ({"TEMPLATE": "Q: {question}"}, {}, "TEMPLATE and SYSTEM_PROMPT", False),
+    ({"TOTAL_GENERATION_STEPS": 9}, {}, "TOTAL_GENERATION_STEPS", False),
+    ({"REWARDS": "check_numbers"}, {}, "", False),  # right is the same
+    ({"SYSTEM_PROMPT": "not in TEMPLATE"}, {}, "", False),
+    ({"BETA": 0.5, "SEED": 3}, {"DATASET": "0" * 64}, "", False),
+]
+
+
+@pytest.mark.parametrize(("constants", "identity", "names", "refused"), OTHER)
+def test_figures_that_mean_something_else_are_refused_and_other_differences_named(
+    run, tmp_path, capsys, constants, identity, names, refused
+):
+    other = shutil.copytree(run, tmp_path / "other", ignore=SMALL)
+    for name, changes in (("constants.json", constants), ("run.json", {"identity": identity})):
+        text = json.loads((other / name).read_text())
+        if name == "run.json":
+            changes = {"identity": text["identity"] | identity}
+        (other / name).write_text(json.dumps(text | changes))
+    if refused:
+        with pytest.raises(UserError, match=f"not the same {names}"):
+            show_run.main([str(run), str(other)])
+        return
+    show_run.main([str(run), str(other)])
+    out, reasons = capsys.readouterr().out, data_of(run / "compare.html")["reasons"]
+    assert (f"note: the runs also differ in {names}\n" in out) == bool(names)
+    assert reasons[1:] == ([["differ", {"names": names}]] if names else [])
+
+
+def test_the_same_file_name_with_another_reward_in_it_is_another_reward(run, tmp_path):
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for digest, folder in zip("01", folders):
+        shutil.copytree(run, folder, ignore=SMALL)
+        for name, changes in (
+            ("constants.json", {"REWARD_FUNC": "own.py"}),
+            ("run.json", {"identity": {"REWARD_FUNC": digest * 64}}),
+        ):
+            (folder / name).write_text(
+                json.dumps(json.loads((folder / name).read_text()) | changes)
+            )
+    with pytest.raises(UserError, match="not the same REWARDS and REWARD_FUNC"):
+        show_run.main(list(map(str, folders)))

@@ -2,10 +2,14 @@
 words.
 """
 
+import html
 import re
+import textwrap
 
+import cmarkgfm
 import pages
 import pytest
+from cmarkgfm.cmark import Options
 from pages import CHINESE, ENGLISH, chinese_of, name_of
 
 # blocks of code, and spans that show markup
@@ -49,6 +53,27 @@ def test_every_link_resolves_with_its_anchor_in_the_pages_language(page):
             assert anchor in anchors(target), link
         if i and page in pages.ALL and target in pages.ALL:
             assert (target in CHINESE) == (page in CHINESE), link
+
+
+def arrow(page, pattern):
+    """The page that an arrow at the end of a page leads to, if it has one."""
+    link = re.search(pattern, page.read_text())
+    return link and (page.parent / link[1]).resolve()
+
+
+@pytest.mark.parametrize("side", [ENGLISH, CHINESE], ids=pages.LANGUAGES)
+def test_the_arrows_lead_through_the_course_and_back(side):
+    """From the front page through the chapters in their order, then through the pages of chapter 5.
+    The site's own arrows follow these (tools/build_site.py).
+    """
+    way = [next(page for page in side if page.parent == pages.ROOT and "README" in page.name)]
+    while (following := arrow(way[-1], r"\[[^]]* ->\]\(([^)]+)\)")) != way[0]:
+        assert following not in way
+        assert arrow(following, r"\[<- [^]]*\]\(([^)]+)\)") == way[-1]
+        way.append(following)
+    folders = [page.relative_to(pages.ROOT).parts[0] for page in way[1:]]
+    assert folders == sorted(folders) and {*folders} == {folder.name for folder in pages.FOLDERS}
+    assert not any("MEASUREMENTS" in page.name for page in way)
 
 
 def test_every_page_of_folder_5_is_reachable_from_its_chapter():
@@ -98,7 +123,8 @@ def test_every_page_has_both_languages():
 
 def in_english(link):
     """A link without anchor and language."""
-    return re.sub(r"_ch\.(md|svg|png)$", r".\1", link.split("#")[0])
+    link = link.split("#")[0].removesuffix("zh/")
+    return re.sub(r"_ch\.(md|svg|png|ipynb)$", r".\1", link)
 
 
 def skeleton(text):
@@ -108,7 +134,7 @@ def skeleton(text):
     blocks = BLOCK.findall(text)
     return {
         "headings": re.findall(r"^(#+) ", body, re.M),
-        "formulas": re.findall(r"^\$\$.*$", body, re.M),
+        "formulas": [code for kind, code in blocks if kind == "math"],
         "links": sorted(in_english(link) for link in re.findall(r"\]\(([^)\s]+)\)", body)),
         "pictures": [in_english(path) for _, path in PICTURE.findall(text)],
         "kinds of blocks": [kind for kind, _ in blocks],
@@ -123,6 +149,36 @@ def skeleton(text):
 def test_both_languages_say_the_same(page):
     english, chinese = (skeleton(path.read_text()) for path in (page, chinese_of(page)))
     assert english == chinese
+
+
+def on_github(page):
+    """The HTML that GitHub's own Markdown makes of a page, before its formulas are drawn."""
+    text = page.read_text()
+    return cmarkgfm.github_flavored_markdown_to_html(text, Options.CMARK_OPT_UNSAFE)
+
+
+def formulas(pattern, text):
+    """What the groups of `pattern` find, without the indentation of a list."""
+    return [textwrap.dedent("".join(groups)) for groups in re.findall(pattern, text, re.M | re.S)]
+
+
+@pytest.mark.parametrize("page", pages.that_have(r"^ *```math$|\$\$"), ids=name_of)
+def test_github_draws_each_formula_as_it_is_written(page):
+    """Dollars are looked for, too: they're drawn, but from what Markdown has left of the TeX."""
+    written = formulas(r"^ *```math\n(.*?)^ *```$|\$\$(.*?)\$\$", page.read_text())
+    fence = r'<pre lang="math"><code>(.*?)</code></pre>'
+    drawn = formulas(rf"{fence}|\$\$(.*?)\$\$", on_github(page))
+    assert [html.unescape(formula) for formula in drawn] == written != []
+
+
+@pytest.mark.parametrize("page", pages.EVERY, ids=name_of)
+def test_markdown_takes_no_sign_out_of_the_text(page):
+    """Outside code, it takes asterisks inside a word for emphasis, and a notebook takes what is
+    between two dollars for a formula.
+    """
+    text = re.sub(r"<(code|pre)\b.*?</\1>", "", on_github(page), flags=re.S)
+    assert "$" not in text
+    assert not re.findall(r'.*[\dA-Za-z"]<em>.*|.*</em>[\dA-Za-z].*', text)
 
 
 @pytest.mark.parametrize("page", CHINESE, ids=name_of)

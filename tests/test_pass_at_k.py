@@ -6,12 +6,13 @@ import csv
 import itertools
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from model.rollout import MaxTextRollout
-from settings import HERE
+from settings import HERE, UserError
 from task.grading import grade, last_number
 from tools import pass_at_k
 
@@ -80,3 +81,26 @@ def test_counts_and_table_of_real_runs(finished, monkeypatch):
         assert (row["questions"], row["samples"]) == (str(NUM_QUESTIONS), str(SAMPLES))
     assert not np.array_equal(by_model[0], by_model[1])
     assert (by_model[..., :4] != by_model[..., 4:]).any()  # each batch has draws of its own
+
+
+def test_runs_whose_figures_mean_something_else_are_not_put_into_one_table(finished, monkeypatch):
+    """One row is the untrained model, for all of them. Questions, prompt and limits differ."""
+    asked = []
+    monkeypatch.setattr(pass_at_k, "count_right", lambda *given: asked.append(given))
+    shutil.copytree(finished / "run", "one")
+    lines = (HERE / "tiny_gsm8k" / "test.jsonl").read_text()
+    Path("test.jsonl").write_text(lines.replace("#### ", "#### 1"))
+    for changes, names in (
+        ({"TEST_DATASET": "test.jsonl"}, "questions"),
+        ({"TEMPLATE": "Tom {question}"}, "TEMPLATE and SYSTEM_PROMPT"),
+        ({"TOTAL_GENERATION_STEPS": 20}, "TOTAL_GENERATION_STEPS"),
+        ({"REWARDS": "compute_score"}, "REWARDS and REWARD_FUNC"),
+    ):
+        shutil.copytree(finished / "run", "two", dirs_exist_ok=True)
+        constants = json.loads(Path("two/constants.json").read_text())
+        Path("two/constants.json").write_text(json.dumps(constants | changes))
+        with pytest.raises(
+            UserError, match=f"CHECKPOINT=one,two: two and one differ in {names}, so"
+        ):
+            pass_at_k.main(["CHECKPOINT=one,two", "SAMPLES=2", "NUM_QUESTIONS=4", "RUN_DIR=out"])
+    assert not asked

@@ -49,6 +49,19 @@ def test_learns_every_pair_exactly_and_the_shortest_way_from_every_state(seed):
     assert grid.optimal_from_every_state(C, q_table)
 
 
+def test_value_iteration_ends_whatever_step_a_reader_writes(monkeypatch, capsys):
+    c, rng = given("SIZE=2"), np.random.default_rng(0)
+    # a world without a goal: every move costs a point forever, -1 / (1 - 0.99)
+    monkeypatch.setattr(grid, "step", lambda c, state, action: (state, -1.0, False))
+    np.testing.assert_allclose(grid.value_iteration(c)[:-1], -100, atol=1e-9)
+    assert not capsys.readouterr().out
+    # a step that draws at random has no fixed optimum
+    monkeypatch.setattr(grid, "step", lambda c, state, action: (state, rng.normal(), False))
+    assert np.isfinite(grid.value_iteration(c)).all()
+    [line] = capsys.readouterr().out.split("\n")[1:-1]
+    assert "still changes after 5,000 sweeps" in line
+
+
 @pytest.mark.parametrize("gamma", [0.5, 0.99, 1.0])
 def test_value_iteration_equals_the_closed_form(gamma):
     q_star = grid.value_iteration(given(f"GAMMA={gamma}"))

@@ -133,6 +133,55 @@ def test_a_held_out_set_has_every_kind_of_question_and_none_that_is_trained_on(a
     assert min(counts) >= 1
 
 
+@pytest.mark.parametrize("count", [4, 12])
+@pytest.mark.parametrize("second", [range(60, 0, -1), range(1, 31), range(31, 91)])
+def test_what_is_held_out_of_one_source_is_trained_on_in_none(second, count):
+    """The other source has the same questions, half of them, or also others; in other letters."""
+    rows = [{"question": f"Q {i}", "source": "a.jsonl"} for i in range(1, 61)]
+    rows += [{"question": f" q  {i} ", "source": "b.jsonl"} for i in second]
+    held, left, words = questions.hold_out(rows, [], count)
+    keys = [{questions.question_key(row["question"]) for row in part} for part in (held, left)]
+    assert len(held) == len(keys[0]) >= count // 2 and not keys[0] & keys[1]
+    for source in ("a.jsonl", "b.jsonl"):  # a tenth of a source at most
+        had, has = (sum(row["source"] == source for row in part) for part in (rows, left))
+        assert 0 <= had - has <= had // 10
+        asked = sum(row["source"] == source for row in held)
+        assert f"{asked} of {source}, not trained on" in words
+
+
+def test_the_overlap_of_two_sets_is_counted_whatever_the_case_and_blanks(capsys):
+    rows = {
+        use: [{"question": text}] for use, text in (("train", "How  Many?"), ("test", "how many? "))
+    }
+    questions.say_overlap(rows)
+    assert "note: 1 of 1 test questions are training questions, too" in capsys.readouterr().out
+
+
+TWO_ANSWERS = [  # a row with two right answers, and what is said
+    ('{"question": "q", "answer": "#### 7", "answer": "#### 8"}', "'answer' is given twice"),
+    ('{"question": "q", "answer": "#### 7", "ground_truth": "8"}', "two right answers"),
+    ('{"question": "q", "answer": "#### 7\\n#### 8"}', "two right answers"),
+    (
+        '{"prompt": "q", "ground_truth": "8", "answer": "#### 7", "data_source": "gsm8k"}',
+        "two right",
+    ),
+    ('{"question": "q", "answer": "#### 8", "extra_info": {"a": 1, "a": 2}}', "'a' is given twice"),
+]
+
+
+@pytest.mark.parametrize(("line", "words"), TWO_ANSWERS)
+def test_a_row_has_one_right_answer(line, words):
+    same = '{"question": "q", "answer": "#### Step 1 #### 7,000 #### 7000", "ground_truth": 7000.0}'
+    Path("mine.jsonl").write_text(same)
+    assert read("mine.jsonl", "train")[0][0]["answer"] == "7000"
+    Path("mine.jsonl").write_text(same + "\n" + line)
+    with pytest.raises(UserError, match=rf"mine.jsonl, row 2: .*{words}"):
+        read("mine.jsonl", "train")
+    Path("mine.json").write_text(f"[{same}, {line}]")
+    with pytest.raises(UserError, match=words):
+        read("mine.json", "train")
+
+
 def test_lines_are_counted_as_an_editor_counts_them():
     """A byte-order mark, empty lines, Windows' line ends, and U+2028 inside a text, which ends no
     line.

@@ -210,8 +210,9 @@ def test_a_terminal_that_is_not_utf_8_costs_no_run(tmp_path):
 
 @pytest.mark.parametrize("folder", [*FOLDERS, settings.HERE.name])
 def test_a_log_file_gets_each_line_at_once(folder, tmp_path):
-    """The program is still running, as a day's job would be; Python keeps 8 KiB back unless told."""
-    code = "import sys, settings\nsettings.run(lambda arguments: print('a line') or sys.stdin.read())"
+    """While the program still runs, as a job of a day would; by itself, Python waits for 8 KiB."""
+    code = "import sys, settings\n"
+    code += "settings.run(lambda arguments: print('a line') or sys.stdin.read())"
     variables = {name: x for name, x in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with open(tmp_path / "run.log", "w") as log:
         options = dict(cwd=ROOT / folder, env=variables, stdin=subprocess.PIPE, stdout=log)

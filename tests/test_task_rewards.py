@@ -19,6 +19,7 @@ from settings import UserError
 from task import grading, task_rewards
 from task.run_grader import COURSE_REWARDS, THINK_REWARDS, make_grader
 from task.task_rewards import compute_score
+from task.turns import Episode
 
 CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 FORMS = {"math": ["<answer>{}</answer>", r"thus \boxed{{{}}}"], "math_reasoning": ["{}"]}
@@ -33,6 +34,25 @@ def grader_of(rewards="", reward_file="", rows=()):
 def test_an_answer_is_right_as_its_task_compares_it(task, gold, answer, right):
     for form in FORMS.get(task, ["{}", "<answer>{}</answer>"]):
         assert compute_score(task, form.format(answer), gold) == float(right)
+
+
+@pytest.mark.parametrize(("task", "one", "other"), CASES["different"])
+def test_a_sign_can_be_the_whole_difference(task, one, other):
+    for truth, answer in ((one, other), (other, one)):
+        assert compute_score(task, f"<answer>{answer}</answer>", truth) == 0.0
+        assert compute_score(task, f"<answer>{truth}</answer>", truth) == 1.0
+
+
+@pytest.mark.parametrize(("task", "truth", "answer"), CASES["wrong"])
+def test_what_a_parser_skips_is_compared_too(task, truth, answer):
+    if task_rewards.ground_truth_fault(task, truth) is None:
+        assert compute_score(task, f"<answer>{answer}</answer>", truth) == 0.0
+
+
+@pytest.mark.parametrize(("task", "truth", "answer"), CASES["same"])
+def test_another_spelling_is_paid(task, truth, answer):
+    assert task_rewards.ground_truth_fault(task, truth) is None
+    assert compute_score(task, f"<answer>{answer}</answer>", truth) == 1.0
 
 
 def test_an_endless_expression_costs_its_time_limit_and_nothing_else(monkeypatch):
@@ -86,11 +106,26 @@ def test_code_goes_to_the_code_reward_with_all_it_needs(data_source):
     assert compute_score(data_source, program, check, {"entry_point": "double"}) == 0.5
 
 
-@pytest.mark.parametrize("piece", CASES["PIECES"], ids=repr)
-def test_no_shape_of_text_takes_a_grader_longer_than_its_length(piece):
-    """Of this thread, the best of three; 30 kB take 0.02 s at most, quadratic graders take 0.4 s
-    and more.
+def shortest(call, enough=0.0):
+    """Processor seconds of this thread, the best of three calls or the first below `enough`."""
+    seconds = []
+    while len(seconds) < 3 and min(seconds, default=enough) >= enough:
+        started = time.thread_time()
+        call()
+        seconds.append(time.thread_time() - started)
+    return min(seconds)
+
+
+@pytest.fixture(scope="module")
+def limit():
+    """Six million turns of a loop: 0.15 s, on a processor on which 30 kB take a linear grader 0.02
+    s at most and a quadratic one 0.4 s.
     """
+    return shortest(lambda: sum(i for i in range(6_000_000)))
+
+
+@pytest.mark.parametrize("piece", CASES["PIECES"], ids=repr)
+def test_no_shape_of_text_takes_a_grader_longer_than_its_length(piece, limit):
     grader = grader_of("compute_score")
     course = [getattr(reward_func, name) for name in COURSE_REWARDS]
     rewards = [
@@ -111,12 +146,7 @@ def test_no_shape_of_text_takes_a_grader_longer_than_its_length(piece):
         ]
         calls += [functools.partial(grading.extract_hash_answer, "#### " + text)]
         for call in calls:
-            seconds = []
-            while len(seconds) < 3 and min(seconds, default=1.0) >= 0.15:
-                started = time.thread_time()
-                call()
-                seconds.append(time.thread_time() - started)
-            assert min(seconds) < 0.15, (call.func, place)
+            assert shortest(call, limit) < limit, (call.func, place)
 
 
 @pytest.mark.parametrize(("gold", "completion", "expected"), CASES["think_rewards"])
@@ -153,6 +183,28 @@ def test_a_compute_score_of_ones_own_gets_the_rows_columns():
     (reward,) = grader.functions
     assert reward(**columns) == [15.0, 1.0]
     assert reward.__name__ == "compute_score" and grader.names == ("compute_score",)
+
+
+EDITS = (
+    "completions[0] = 'mine'",
+    "columns['answer'][0] = 'mine'",
+    "columns['completion_ids'][0][0] = 9",
+    "completions[0].rewards[0] = 9.0",
+)
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_reward_may_write_to_its_arguments_and_nobody_else_sees_it(edit):
+    """First of the rewards or last; lists, arrays and an episode's own lists."""
+    text = f"def mine(prompts, completions, **columns):\n    {edit}\n    return [0.0, 0.0]"
+    first = Episode("<answer>2</answer>", rewards=[1.0], to_go=[1.0], turn=[0], terminated=True)
+    given = COLUMNS | {"completions": [first, "<answer>3</answer>"], "answer": np.array(["2", "2"])}
+    given["completion_ids"] = [np.array([5, 6]), np.array([5])]
+    for order in ("mine,check_answer", "check_answer,mine"):
+        points = {f.__name__: f(**given) for f in own(text, order).functions}
+        assert points == {"mine": [0.0, 0.0], "check_answer": [3.0, -1.0]}
+    assert given["completions"] == [first, "<answer>3</answer>"] and first.rewards == [1.0]
+    assert given["answer"].tolist() == ["2", "2"] and given["completion_ids"][0].tolist() == [5, 6]
 
 
 def test_the_same_answer_is_scored_once_and_another_question_anew():

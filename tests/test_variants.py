@@ -73,6 +73,9 @@ def test_gdpo_normalises_each_reward_by_itself():
     assert found[1] - found[0] > 0.5 and of_sum[0, 0] == of_sum[0, 1]
 
 
+ROW = {"question": "q", "source": "", "weight": "1"}
+
+
 class Echo:
     """A language model that answers with the prompt, one token; every other answer is cut off."""
 
@@ -157,6 +160,16 @@ def test_a_refill_asks_other_questions_until_every_group_has_a_signal():
     assert two[5:] == resumed and len({*map(tuple, two)}) == 10
 
 
+def test_a_step_asks_no_question_twice():
+    """Of twelve questions and equal ones in other letters; when none is left, there's no refill."""
+    constants = "ZERO_VARIANCE_GROUPS=refill", "BATCH_SIZE=4", "NUM_GENERATIONS=2", "NUM_BATCHES=99"
+    for rows, batches in ((12, 3), (4, 1)):
+        [found], asked = rollouts(constants_of(*constants), lambda q: (1, 1), train=rows)
+        every = [question for batch in asked for question in batch]
+        assert sorted(every) == [f"{i:02d}" for i in range(rows)] and len(asked) >= batches
+        assert len(found.sampled.rewards) == rows and len(found.rewards) == 4
+
+
 def test_a_group_has_a_signal_where_its_advantages_differ():
     """GDPO tells answers with equal sums apart; rewards that are equal but for rounding are no
     signal.
@@ -193,6 +206,31 @@ def test_a_readers_function_takes_the_place_of_the_pages(tmp_path):
     assert use.weights(np.ones(3)).tolist() == [2, 2, 2]
     advantage = use.advantage(samples([9.5, 2, 2, -1], [4, 4, 4, 4]))
     np.testing.assert_allclose(advantage, [[1, 0, 0, -1], [0, 0, 0, 0]], atol=1e-12)
+
+
+@pytest.mark.parametrize("text", CASES["right_methods"])
+def test_a_function_is_tried_with_what_a_run_has(text, tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text(text)
+    worlds = ["ENVIRONMENT=world.py"] * ("turn_" in text)  # then the answers are episodes
+    check_method(constants_of(f"METHOD={own}", *worlds), demo.TABLES)
+
+
+def test_what_a_readers_function_writes_to_its_arguments_stays_there(tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text(
+        "def advantage(samples):\n    samples.rewards[:] = 5\n    return samples.rewards\n"
+        "def weights(mask):\n    mask[:] = False\n    return mask * 1.0\n"
+        "def rollouts(c, llm, task, run):\n    task.test[0]['answer'] = 'mine'\n    yield from ()\n"
+    )
+    use, some = variants.choose(constants_of(f"METHOD={own}"), demo.TABLES), samples([1, 2], [3, 4])
+    mask, test = np.ones((2, 2, 3), bool), [{"answer": "7"}]
+    assert (use.advantage(some) == 5).all() and not use.weights(mask).any()
+    task = make_task(
+        use.c, dict(train=[ROW], test=test, validation=[]), SimpleNamespace(functions=[]), {}
+    )
+    assert list(use.rollouts(use.c, None, task, None)) == []
+    assert some.rewards.tolist() == [[1, 2], [3, 4]] and mask.all() and test == [{"answer": "7"}]
 
 
 # of the reader's code

@@ -20,7 +20,6 @@ from latex2mathml.converter import convert
 from markdown.extensions.toc import nest_toc_tokens
 from markdown_it import MarkdownIt
 from mdit_py_plugins.anchors import anchors_plugin
-from mdit_py_plugins.dollarmath import dollarmath_plugin
 from mkdocs.structure.files import File
 from mkdocs.structure.toc import get_toc
 from PIL import Image, ImageSequence
@@ -48,6 +47,8 @@ FIGURES = {  # and below a picture
     "clipped_objective": "figure=clip",
     "ratio_passes": "figure=passes",
 }
+# The links with arrows at the end of a page.
+PREVIOUS, NEXT = r"\[<- [^]]*\]\(([^)]+)\)", r"\[[^]]* ->\]\(([^)]+)\)"
 # Terms that are everyday words, too: no hint where they occur.
 EVERYDAY = (
     "action agent batch clip group host mask mesh network prompt pull replay return reward seed "
@@ -86,14 +87,12 @@ def to(target: Path, page: Path) -> str:
 
 
 def fence(self, tokens, i, options, env) -> str:
-    """A block of code in a page."""
+    """A block of code in a page, or a formula: as MathML, with the epsilon that the text has."""
+    if tokens[i].info == "math":
+        shown = convert(tokens[i].content, display="block").replace("ϵ", "ε")
+        return f'<div class="formula">{shown}</div>'
     lexer = get_lexer_by_name(tokens[i].info or "text")
     return highlight(tokens[i].content, lexer, HtmlFormatter(wrapcode=True))
-
-
-def formula(content: str, _: dict) -> str:
-    """A displayed formula as MathML, with the epsilon that the text has."""
-    return f'<div class="formula">{convert(content, display="block").replace("ϵ", "ε")}</div>'
 
 
 def slug(heading: str) -> str:
@@ -105,11 +104,9 @@ def slug(heading: str) -> str:
 def reader() -> MarkdownIt:
     """Reads the Markdown that GitHub reads; MkDocs' own reader knows another dialect."""
     markdown = MarkdownIt("commonmark", {"html": True}).enable("table")
-    markdown.use(anchors_plugin, max_level=6, slug_func=slug).use(
-        dollarmath_plugin, renderer=formula
-    )
+    markdown.use(anchors_plugin, max_level=6, slug_func=slug)
     markdown.add_render_rule("fence", fence)
-    return markdown.disable("math_inline")  # a dollar inside a line is money, or a shell's
+    return markdown
 
 
 def line_of(path: Path, shown: str) -> int:
@@ -187,6 +184,11 @@ def read(path: Path) -> tuple[str, set[Path]]:
     text = re.sub(
         r"^> (?:繁體中文：|English: )\[.*\n", "", path.read_text(), count=1, flags=re.MULTILINE
     )
+    # measure/hosted.py fills these in. The site has no need of a link to itself, and brings the
+    # playground along.
+    text = re.sub(r"^<!-- hosted -->$.*?^<!-- end -->$", "", text, flags=re.M | re.S)
+    playground = os.path.relpath(PLAYGROUND, path.parent)
+    text = re.sub(r"\]\([^)]*\)<!-- playground (\S+) -->", rf"]({playground}#\1)", text)
     body = reader().render(text).replace("<th></th>", "<td></td>")
     body = re.sub(r'(href|src|srcset)="([^"]*)"(?:><code>([^<]*)</code>)?', linked, body)
     body = re.sub(r'<img src="([^"]*\.gif)"([^>]*)>', lambda match: film(match, path), body)
@@ -267,6 +269,12 @@ def navigation() -> list:
     return [*entries, {glossary: "GLOSSARY.md"}, playground, {report: f"root:{place(REPORT)}"}]
 
 
+def linked_page(path: Path, pattern: str) -> Path | None:
+    """The page that the arrow `<-` or `->` at the end of a page leads to, if there is one."""
+    link = re.search(pattern, path.read_text())
+    return (path.parent / link[1]).resolve() if link else None
+
+
 BODIES: dict[str, str] = {}  # of the pages being built, by their place
 
 
@@ -280,6 +288,17 @@ def on_config(config):
     for word in terms(ROOT / "GLOSSARY_ch.md"):
         jieba.add_word(word)
     return config
+
+
+def on_nav(nav, config, files):
+    """The footer's arrows lead where the page's own lead, not to the next page of the sidebar."""
+    sources = {place(path): path for path in PAGES}
+    home = "zh" if LANGUAGE == "zh" else ""
+    pages = {sources[Path(home, page.file.dest_uri)]: page for page in nav.pages}
+    for path, page in pages.items():
+        page.previous_page = pages.get(linked_page(path, PREVIOUS))
+        page.next_page = pages.get(linked_page(path, NEXT))
+    return nav
 
 
 def on_files(files, config):

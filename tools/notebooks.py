@@ -11,12 +11,15 @@ import base64
 import itertools
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 ROOT = Path(__file__).resolve().parent.parent
+COURSE = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["course"]["repository"]
+GITHUB = f"https://github.com/{COURSE}" if COURSE else ""  # where Colab gets the course
 PAGES = {  # of each script
     "1_Q_Learning/Q_Learning.py": "README",
     "2_Cart_Pole_DQN/cart_pole_dqn.py": "README",
@@ -29,32 +32,44 @@ PAGES = {  # of each script
 }
 ABOUT = {
     "": """\
-On Colab or Kaggle, set `REPOSITORY` below; it needs Python 3.12, 2 GB of disk and four minutes.
+**On Colab or Kaggle,** this needs Python 3.12, 2 GB of disk and no GPU. The first cell clones the
+course from `REPOSITORY` and installs its packages into the clone, a download of 570 MB. If the
+kernel has already loaded another NumPy, the cell asks you to restart it. If the kernel is another
+Python, choose one with 3.12 (on Colab: Runtime, Change runtime type, Runtime version).
 
-In a checkout, choose `.venv-site` as the kernel. `ARGUMENTS` changes constants for this run. The
-original is `{script}`: change it, not this copy, which `make notebooks` made.""",
+**On your own machine,** choose the course's `.venv-site` as the kernel. There's nothing to install.
+
+`ARGUMENTS` changes constants for this run. The original is `{script}`: change it, not this copy,
+which `make notebooks` made.""",
     "_ch": """\
-在 Colab 或 Kaggle 上，先填好下面的 `REPOSITORY`；
-需要 Python 3.12、2 GB 磁碟空間，約四分鐘。
+**在 Colab 或 Kaggle 上，** 需要 Python 3.12 和 2 GB 磁碟空間，不需要 GPU。
+第一格會從 `REPOSITORY` 下載（clone）整門課，再把套件裝在它的資料夾裡，要下載 570 MB。
+如果 kernel 已經載入別版的 NumPy，這一格會請你重新啟動 kernel。
+如果 kernel 不是 Python 3.12，請換一個（Colab：執行階段 → 變更執行階段類型 → 執行階段版本）。
 
-這門課的資料夾已經在電腦上的話，kernel 選 `.venv-site`。
-這次執行要改常數，就填在 `ARGUMENTS`。原始檔是
-`{script}`，要改請改它；這一份是 `make notebooks` 產生的。""",
+**在自己的電腦上，** kernel 選這門課的 `.venv-site`，什麼都不用裝。
+
+這次執行要改常數，就填在 `ARGUMENTS`。原始檔是 `{script}`，要改請改它；
+這一份是 `make notebooks` 產生的。""",
 }
 SETUP = """\
-REPOSITORY = ""  # if the course isn't on this machine: what `git clone` takes, such as "https://.../course.git"
+REPOSITORY = "{github}"  # what `git clone` takes, if the course isn't on this machine
 ARGUMENTS = []  # constants for this run, such as ["SEED=1"]
 
 import importlib.metadata
 import os
 import re
+import site
 import subprocess
 import sys
 from pathlib import Path
 
 if sys.version_info[:2] != (3, 12):
-    version = sys.version.split()[0]
-    sys.exit(f"The course needs Python 3.12; this kernel is {{version}}. Choose another.")
+    sys.exit(f'''The course needs Python 3.12; this kernel is {{sys.version.split()[0]}}.
+Choose another, or run the script as a whole, in a cell of its own:
+!git clone --depth=1 {{REPOSITORY}} course
+!pip install uv
+!cd course && uv run --no-project --python 3.12 --with-requirements requirements.txt {script}''')
 places = (Path.cwd(), *Path.cwd().parents, Path("course").resolve())
 course = next((place for place in places if (place / "{script}").is_file()), places[-1])
 if not course.exists():
@@ -69,13 +84,17 @@ packages = course / ".packages"
 sys.path[:0] = [str(course / "{folder}"), str(packages)]
 here = {{found.name: found.version for found in reversed([*importlib.metadata.distributions()])}}
 if any(here.get(name) != pins[name] for name in ("jax", "flax", "optax", "tyro")):
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--require-hashes"]
-    pip += ["--target", str(packages)]
-    subprocess.run([*pip, "-r", course / "requirements/build.txt"], check=True)
-    # setuptools, for the package without a wheel
-    path = os.environ | {{"PYTHONPATH": str(packages)}}
-    pip += ["--no-build-isolation"]
-    subprocess.run([*pip, "-r", course / "requirements.txt"], check=True, env=path)
+    install = ["pip", "install", "--quiet", "--require-hashes", "--target", packages]
+    pip = [sys.executable, "-m", *install, "-r", course / "requirements/build.txt"]
+    subprocess.run(pip, check=True)  # uv, and setuptools for the package without a wheel
+    uv = [packages / "bin/uv", *install, "--python", sys.executable, "--no-build-isolation"]
+    uv += ["-r", course / "requirements.txt"]
+    subprocess.run(uv, check=True, env=os.environ | {{"PYTHONPATH": str(packages)}})
+numpy = sys.modules.get("numpy")
+if numpy and numpy.__version__ != pins["numpy"]:
+    first = f"import sys; sys.path.insert(0, {{str(packages)!r}})"
+    Path(site.getsitepackages()[0], "course.pth").write_text(first)
+    sys.exit("This kernel had already loaded another NumPy. Restart it, and run this cell again.")
 os.chdir(course)
 sys.argv = ["{script}", *ARGUMENTS]"""
 RESULT = """\
@@ -91,8 +110,8 @@ for path in sorted(max(results, key=os.path.getmtime).parent.iterdir()):
 
 
 def prose(text: str, page: Path):
-    """Sections of a page as a cell that carries its pictures; links lead from the folder
-    notebooks/.
+    """Sections of a page as a cell that carries its pictures, with formulas as Jupyter reads them.
+    Links lead to GitHub, or from the folder notebooks/ while the course isn't there.
     """
     pictures = {}
 
@@ -103,8 +122,10 @@ def prose(text: str, page: Path):
         return f"![{match[1]}](attachment:{path.name})"
 
     text = re.sub(r"!\[([^]]*)\]\(([^)]*)\)", carried, text)
-    here = page.parent.relative_to(ROOT)
-    text = re.sub(r"\]\((?!attachment:|[a-z]+:|#)", f"](../{here}/", text)
+    here = f"{GITHUB}/blob/HEAD" if GITHUB else ".."
+    here = f"{here}/{page.parent.relative_to(ROOT)}"
+    text = re.sub(r"\]\((?!attachment:|[a-z]+:|#)", f"]({here}/", text)
+    text = re.sub(r"^( *)```math\n(.*?)^ *```$", r"\1$$\n\2\1$$", text, flags=re.M | re.S)
     return new_markdown_cell(text.strip(), attachments=pictures)
 
 
@@ -113,6 +134,7 @@ def notebook(script: str, language: str = ""):
     source = (ROOT / script).read_text()
     page = (ROOT / script).parent / f"{PAGES[script]}{language}.md"
     text = re.sub(r"^> .*\.md\)\n", "", page.read_text(), count=1, flags=re.M)
+    text = re.sub(r"^<!-- colab .*?^<!-- end -->\n", "", text, flags=re.M | re.S)  # the way here
     cells = re.split(r"\n\n+(?=# %%)|\n\n\n(?=\S)", source)
     sections = re.split(r"^(?=## )", text, flags=re.M)
     quotes = rf"\[`([^`]+)`\]\((?:\.\./)?{Path(script).name}\)"
@@ -128,7 +150,7 @@ def notebook(script: str, language: str = ""):
     places = [quoted(section) for section in sections]
     opening = next((i for i, place in enumerate(places) if place < len(cells)), 0)
     places = [0 if i < opening else min(places[i:]) for i in range(len(places))]
-    setup = SETUP.format(script=script, folder=Path(script).parent)
+    setup = SETUP.format(github=GITHUB, script=script, folder=Path(script).parent)
     made = [new_markdown_cell(ABOUT[language].format(script=script)), new_code_cell(setup)]
     for i, cell in enumerate([*cells, RESULT]):
         made += [

@@ -11,8 +11,11 @@ import contextlib
 import importlib.util
 import math
 import os
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -21,40 +24,125 @@ from jax.experimental import multihost_utils
 
 import settings
 from model.versions import first_line
-from run.machine import CARDS, CHIPS, TPU, Machine, attention_fault, parse_machine
+from run.machine import (
+    CARDS,
+    CHIPS,
+    OUTSIDE_JAX,
+    OUTSIDE_JAX_OF_SEVERAL,
+    OUTSIDE_JAX_ON_WSL,
+    SPARE,
+    TPU,
+    Machine,
+    attention_fault,
+    parse_machine,
+)
 from settings import UserError
 
 # %% GPU -------------------------------------------------------------------------------------------
 # also in a container, also under Windows
 NVIDIA_DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
+# jax's packages for NVIDIA: the version of CUDA in them, and the oldest driver and compute
+# capability that it works with (CUDA's release notes)
+CUDA_PACKAGES = {"jax_cuda13_plugin": ("13", 580, 7.5), "jax_cuda12_plugin": ("12", 525, 5.0)}
+PROC_VERSION = Path("/proc/version")  # "microsoft" is in it under WSL
+SHARE_NAMES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # the latter is older
 
 
-def check_gpu() -> None:
-    """Warns about an unused GPU, and refuses CUDA packages without a GPU: jax would silently use
-    the CPU.
+def check_gpu(several: bool = False) -> None:
+    """Opens the NVIDIA GPU, if there is one, with most of its memory for JAX; call it before jax is
+    asked for its devices.
+
+    `several`: the run has more GPUs than this process sees. Warns about an unused GPU, and refuses
+    what JAX would silently train on the CPU: CUDA packages without a GPU, and a GPU that they can't
+    use.
     """
     platforms = os.environ.get("JAX_PLATFORMS", "")
     if "cpu" in platforms:
         return
-    packages, gpu = (
-        importlib.util.find_spec("jax_cuda13_plugin"),
-        any(map(os.path.exists, NVIDIA_DEVICES)),
-    )
+    packages = next(filter(importlib.util.find_spec, CUDA_PACKAGES), None)
+    gpu = any(map(os.path.exists, NVIDIA_DEVICES))
     if packages and not gpu:
         raise UserError(
             "JAX_PLATFORMS is not set, the CUDA packages are installed, and there is no NVIDIA "
             "GPU; install its driver (nvidia-smi shows the GPU), or set JAX_PLATFORMS=cpu"
         )
+    if packages:
+        share_memory(several)
     try:
         backend = jax.default_backend()
     except (RuntimeError, AssertionError) as error:  # jax has no such backend or device
         reason = first_line(error) if str(error) else "no such device is set up here"
-        raise UserError(f"JAX_PLATFORMS={platforms}: {reason}; unset it to use the CPU") from None
-    if gpu and not packages and backend == "cpu":
+        raise UserError(
+            f"JAX_PLATFORMS={platforms}: {reason}; set JAX_PLATFORMS=cpu to use the CPU"
+        ) from None
+    if gpu and backend == "cpu" and packages:
+        raise UserError(f"{why_unused(packages)}, or set JAX_PLATFORMS=cpu to train on the CPU")
+    if gpu and backend == "cpu":
         print(
             "devices  the NVIDIA GPU here is not used: these packages are the CPU's; "
             "see `make demo-cuda`"
         )
+
+
+def ask_driver(*fields: str) -> list[list[str]]:
+    """What nvidia-smi says about each GPU this process may use; empty if it doesn't answer."""
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        command.append(f"--id={visible}")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [line.split(", ") for line in done.stdout.splitlines()] if done.returncode == 0 else []
+
+
+def why_unused(packages: str) -> str:
+    """Why JAX can't use the GPU of this machine, with the remedy."""
+    cuda, oldest, least = CUDA_PACKAGES[packages]
+    driver, capability = (ask_driver("driver_version", "compute_cap") or [["", ""]])[0]
+    if not driver:
+        with contextlib.suppress(OSError):
+            numbers = re.findall(r"\d+\.[\d.]+", Path("/proc/driver/nvidia/version").read_text())
+            driver = numbers[0] if numbers else ""
+    if driver and int(driver.partition(".")[0]) < oldest:
+        return f"the NVIDIA driver is {driver}, CUDA {cuda} needs {oldest} or newer; update it"
+    if capability and float(capability) < least:
+        fault = f"compute capability {capability}, CUDA {cuda} needs {least} or higher"
+        return f"the NVIDIA GPU has {fault}; use another GPU"
+    known = f"driver {driver or 'unknown'}, CUDA {cuda} needs {oldest} or newer"
+    return f"JAX can't use the NVIDIA GPU ({known}); see why with JAX_PLATFORMS=cuda"
+
+
+def share_memory(several: bool) -> None:
+    """Lets JAX take what each GPU has free, less what CUDA needs outside of JAX's share, unless the
+    user chose a share. JAX by itself takes 75 %.
+
+    `several`: other processes of this run may have begun to fill other GPUs. Raises UserError if
+    other programs have the memory.
+    """
+    if wsl := "microsoft" in PROC_VERSION.read_text().lower():
+        # the default one gets no 4 GiB at once there (openxla/xla issue 48979)
+        os.environ.setdefault("XLA_PYTHON_CLIENT_ALLOCATOR", "cuda_async")
+    if any(os.environ.get(name) for name in SHARE_NAMES):
+        return
+    try:
+        rows = [list(map(float, row)) for row in ask_driver("memory.free", "memory.used")]  # MiB
+    except ValueError:  # "[N/A]": a GPU that shares the processor's memory
+        return
+    outside = OUTSIDE_JAX_OF_SEVERAL if several or len(rows) > 1 else OUTSIDE_JAX
+    outside = max(outside, OUTSIDE_JAX_ON_WSL if wsl else 0)
+    shares = []
+    for free, used in rows:
+        total = (free + used) / 1024
+        left = total if several else free / 1024
+        if left < outside + SPARE:
+            raise UserError(
+                f"the GPU has {left:.1f} of {total:.1f} GiB free; end the program that has the "
+                "rest (nvidia-smi lists it), or set CUDA_VISIBLE_DEVICES to another GPU"
+            )
+        shares.append((left - outside) / total)
+    if shares:  # XLA takes the same share of all
+        os.environ[SHARE_NAMES[0]] = f"{min(shares):.3f}"
 
 
 @contextlib.contextmanager
@@ -65,10 +153,7 @@ def on_mesh(mesh: jax.sharding.Mesh, axis_rules) -> Iterator[None]:
 
 
 def machine_for(c) -> Machine:
-    """The run's machine: MACHINE or this one (if it's a GPU, without its memory).
-
-    On a CPU, a large model's dry run assumes a TPU.
-    """
+    """The run's machine: MACHINE or this one. On a CPU, a large model's dry run assumes a TPU."""
     if told := parse_machine(c.MACHINE):
         return told
     device, count, platform = jax.devices()[0], jax.device_count(), jax.default_backend()
@@ -79,7 +164,9 @@ def machine_for(c) -> Machine:
     if platform == "gpu":
         card = next((card for card, row in CARDS.items() if row["name"] == name), "")
         name = f"{count}x" * (count > 1) + (card or name)
-        return Machine(platform, name, float(device.compute_capability), card, count)
+        limit = (device.memory_stats() or {}).get("bytes_limit", 0)  # JAX's share
+        gib = limit / 2**30 - SPARE if limit else getattr(parse_machine(name), "gib", 0.0)
+        return Machine(platform, name, float(device.compute_capability), card, count, gib)
     return (
         TPU
         if c.DRY_RUN and not settings.is_small(c.MODEL)
@@ -130,7 +217,7 @@ def find_devices(c) -> None:
         pathwaysutils.initialize()
     if c.DISTRIBUTED:
         join()
-    check_gpu()
+    check_gpu(several=c.DISTRIBUTED)
 
 
 def join() -> None:

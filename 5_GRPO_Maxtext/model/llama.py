@@ -37,6 +37,8 @@ ARCHITECTURES = {
     "llama": "llama3.1-8b",
     "qwen3": "qwen3-0.6b",
 }
+# mesh axes that MaxText splits a batch over
+BATCH_AXES = ["data", "fsdp", "fsdp_transpose", "expert"]
 # Of a model's files, those that may hold weights; the others, such as the tokenizer's merges.txt,
 # belong to it, whatever their names. WEIGHTS are in the one format that we read.
 WEIGHTS = "*.safetensors*"
@@ -298,6 +300,8 @@ def to_maxtext_config(
         scan_layers=scan_layers,
         remat_policy=remat_policy,
         matmul_precision="highest" if dtype == "float32" else "default",
+        # the KV cache's rows, split like the answers'; by default every device holds all of them
+        logical_axis_rules=[["cache_batch", BATCH_AXES], ["cache_batch_prefill", BATCH_AXES]],
         ici_fsdp_parallelism=-1,  # all devices the other axes don't use
         hardware=jax.default_backend() if jax.default_backend() in ("cpu", "gpu") else "tpu",
         # Tunix and Orbax save, not MaxText

@@ -105,4 +105,6 @@ def mean_metrics(metrics: dict[str, jax.Array]) -> dict[str, float]:
         else:
             total, count = values.reshape(-1, 2).sum(axis=0)
             means[name] = float(total / count) if count else math.nan
+    if math.isnan(means.get("mismatch", 0.0)):  # of no tokens
+        means["mismatch_max"] = math.nan
     return means

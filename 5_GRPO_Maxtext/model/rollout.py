@@ -101,8 +101,10 @@ def sampled_log_prob(logits, token, temperature, top_p: float, top_k: int) -> ja
     scaled = logits.astype(jnp.float32) / temperature  # [B, V]
     kept = scaled
     if top_k > 0 or top_p < 1:
-        # [B, K], largest first
-        kept, _ = jax.lax.top_k(scaled, top_k if top_k > 0 else scaled.shape[-1])
+        # [B, K], largest first. Take them by their ids: libtpu 0.0.48 aborts on a top_k over rows
+        # on several chips if only its values are used.
+        _, ids = jax.lax.top_k(scaled, top_k if top_k > 0 else scaled.shape[-1])
+        kept = jnp.take_along_axis(scaled, ids, axis=-1)
         probs = jax.nn.softmax(kept)
         kept = jnp.where(jnp.cumsum(probs, axis=-1) - probs > top_p, -jnp.inf, kept)
     chosen = jnp.take_along_axis(scaled, token[:, None], axis=-1)[:, 0]  # [B]
@@ -148,6 +150,8 @@ class MaxTextRollout(BaseRollout):
         self._prompt_graphdef, self._prompt_cache, _ = self._decoder(
             prompt_config or maxtext_config, hf
         )
+        with self._axes():
+            self._cache_places = nnx.to_pure_dict(nnx.get_named_sharding(self._prompt_cache, mesh))
         self._rest = jax.tree.map(llama.unused_random_state, rest)
         hows = (rollout_config, *(RolloutConfig(**how) for how in GENERATION_CONFIGS.values()))
         self._methods = tuple(dict.fromkeys(map(method_of, hows)))
@@ -212,7 +216,7 @@ class MaxTextRollout(BaseRollout):
         empty = nnx.to_pure_dict(
             jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self._prompt_cache)
         )
-        return self._forward(
+        logits, cache = self._forward(
             self._prompt_graphdef,
             self._prompt_cache,
             params,
@@ -223,6 +227,8 @@ class MaxTextRollout(BaseRollout):
             common_types.MODEL_MODE_PREFILL,
             segment_ids=mask.astype(jnp.int32),
         )
+        # MaxText itself splits the cache over the devices only once it decodes.
+        return logits, jax.lax.with_sharding_constraint(cache, self._cache_places)
 
     def _spread_rows(self, passes, rows):
         """Repeats the prompt passes' output for each answer; `rows` [B] maps answers to prompt

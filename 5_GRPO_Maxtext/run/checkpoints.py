@@ -7,10 +7,10 @@ CHECKPOINT_DIR/<name of RUN_DIR>/, or RUN_DIR/checkpoints/
                         the run's id, the step, a digest of each array above
     run.json ...        in CHECKPOINT_DIR: the files of RUN_DIR as of the newest checkpoint
 
-Orbax writes while training continues. On a disk it writes under a temporary name until a
-checkpoint is complete. In a bucket, where nothing can be renamed, it writes `commit_success.txt`
-last. So a kill never leaves half a checkpoint that counts as one. If one can't be read anyway, the
-run stops and names it; it never skips one.
+Orbax writes while training continues. On a disk it writes under a temporary name until a checkpoint
+is complete. In a bucket, where nothing can be renamed, it writes `commit_success.txt` last. So half
+a checkpoint, which a kill leaves, never counts as one. If a complete one can't be read, the run
+stops and names it; it never skips one.
 """
 
 import copy

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from run.health import Sentence
-from task.grading import is_close
+from task.grading import is_close, parse_number
 from task.questions import GRADED
 
 type Result = Mapping[str, Any]  # of an evaluation
@@ -44,17 +44,22 @@ def grade(grader, rows: Sequence[Mapping[str, str]], answers) -> dict[str, Any]:
 
     Returns:
         Shares `answer_accuracy` (right, in the requested format), `lenient_accuracy` (the last
-        number is right, wherever it is), `partial_accuracy` (within 10 %), `format_accuracy`,
-        `cut_off`; means `completion_length` (tokens) and, if compute_score grades, `mean_score`; if
-        there are several, `by_data_source`: `questions` and three of the shares. Lists [Q]:
-        `completions`, `correct`, `correct_lenient`, `format_ok`.
+        number is right, wherever it is), `partial_accuracy` (within 10 %, of the questions whose
+        right answer is a number), `format_accuracy`, `cut_off`; means `completion_length` (tokens)
+        and, if compute_score grades, `mean_score`; if there are several, `by_data_source`:
+        `questions` and three of the shares. Lists [Q]: `completions`, `correct`, `correct_lenient`,
+        `format_ok`.
     """
     texts = answers.texts.tolist()
     columns = {name: [row[name] for row in rows] for name in GRADED}
     scores = grader.score(texts, **columns)
     correct, lenient = scores >= 1, grader.right_lenient(texts, **columns)
     formed = np.array([grader.format_right(text) for text in texts])
-    close = [is_close(text, row["answer"], 0.1) for text, row in zip(texts, rows, strict=True)]
+    close = [
+        is_close(text, row["answer"], 0.1)
+        for text, row in zip(texts, rows, strict=True)
+        if parse_number(row["answer"]) is not None
+    ]
     right = {"answer_accuracy": correct, "lenient_accuracy": lenient, "format_accuracy": formed}
 
     def shares(mask):
@@ -63,7 +68,6 @@ def grade(grader, rows: Sequence[Mapping[str, str]], answers) -> dict[str, Any]:
         }
 
     result = shares(np.ones(len(rows), bool)) | {
-        "partial_accuracy": float(np.mean(close)),
         "completion_length": float(np.mean(answers.lengths)),
         "cut_off": float(np.mean(~answers.ended)),
         "completions": texts,
@@ -71,6 +75,8 @@ def grade(grader, rows: Sequence[Mapping[str, str]], answers) -> dict[str, Any]:
         "correct_lenient": lenient.tolist(),
         "format_ok": formed.tolist(),
     }
+    if close:
+        result["partial_accuracy"] = float(np.mean(close))
     if "compute_score" in grader.names:
         result["mean_score"] = float(scores.mean())
     sources = np.array(columns["data_source"])

@@ -214,8 +214,6 @@ def plan_memory(c, hf, parameters: int) -> str:
         return "memory was not checked"
     if here == TPU:
         print("devices  no TPU here: planned for " + ", ".join(SLICES))
-    elif not here.gib:
-        here = here._replace(gib=jax.devices()[0].memory_stats()["bytes_limit"] / GIB)
     faults, machines = [], {"fits": [], "unknown": [], "does not fit": []}
     for machine in map(parse_machine, SLICES) if here == TPU else [here]:
         try:

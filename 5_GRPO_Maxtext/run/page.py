@@ -21,7 +21,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from run import evaluation, health
-from run.run_files import read_constants, read_lines, read_log, read_object
+from run.run_files import (
+    COUNTED,
+    differences,
+    meaning,
+    read_constants,
+    read_lines,
+    read_log,
+    read_object,
+)
 from settings import HERE, UserError, write_whole
 
 WEB = Path(__file__).resolve().parent / "web"
@@ -29,6 +37,8 @@ MAX_BYTES = 5_000_000  # of the data in a page; above it we leave out steps and 
 # for evaluations during training, and as much for those before and after
 OF_QUESTIONS = MAX_BYTES // 5
 PER_EVALUATION = ("step", "completions", "correct", "greedy_completions", "greedy_correct")
+# shown where the right answers of two runs don't mean the same
+DECIDING = ("NUM_TEST_QUESTIONS", "EVAL_QUESTIONS", "EVAL_CONFIG", "REWARDS", "REWARD_FUNC")
 PER_TEST = ("asked", "completions", "correct", "correct_lenient", "format_ok")
 
 
@@ -90,7 +100,7 @@ def write(folder: Path, *others: Path) -> Path:
 
 def read(folder: Path) -> SimpleNamespace:
     """Reads the files of the run in `folder` so far."""
-    constants = read_constants(folder)
+    constants, note = read_constants(folder), read_object(folder / "run.json") or {}
     tests = {
         w: result for w in ("before", "after") if (result := read_object(folder / f"{w}.json"))
     }
@@ -115,7 +125,8 @@ def read(folder: Path) -> SimpleNamespace:
         log=log,
         evaluations=evaluations,
         asked=asked,
-        command=(read_object(folder / "run.json") or {}).get("command", "(command lost)"),
+        command=note.get("command", "(command lost)"),
+        identity=note.get("identity", {}),
         headline=evaluation.headline(list(tests.values()), evaluations, len(log)),
         health=list(health.history(log, constants)),
         curves={"columns": columns, "intervals": intervals},
@@ -167,22 +178,36 @@ def run_data(run: SimpleNamespace) -> dict[str, Any]:
     return data | {"groups": kept, "thinned": len(kept) < len(groups)}
 
 
-def compare_data(*runs: SimpleNamespace) -> dict[str, Any]:
-    """The data for the page of two runs; UserError if they were asked other questions, or in
-    another way.
+def differing(first: SimpleNamespace, second: SimpleNamespace) -> list[str]:
+    """In what else than their training two runs differ; UserError if their right answers don't
+    mean the same.
     """
-    folders, constants = [run.folder for run in runs], [run.constants for run in runs]
-    sampling = [c["EVAL_CONFIG"] for c in constants]
-    for name, *asked in zip(("NUM_TEST_QUESTIONS", "EVAL_QUESTIONS"), *(run.asked for run in runs)):
-        if all(asked) and (asked[0] != asked[1] or sampling[0] != sampling[1]):
-            values = ", ".join(
-                f"{name}={c[name]} and EVAL_CONFIG={c['EVAL_CONFIG']}" for c in constants
+    names: dict[str, None] = {}
+    for asked in zip(first.asked, second.asked):
+        if all(asked):
+            both = (
+                meaning(run.constants, run.identity, questions)
+                for run, questions in zip((first, second), asked)
             )
-            raise UserError(
-                f"show_run {folders[0]} {folders[1]}: not the same questions, or not sampled the "
-                f"same way ({values}), so comparing them would be wrong; "
-                "give two runs with the same questions"
-            )
+            names |= dict.fromkeys(differences(*both))
+    if counted := [name for name in names if name in COUNTED]:
+        apart = [
+            f"{name}={run.constants.get(name)}"
+            for name in DECIDING
+            for run in (first, second)
+            if first.constants.get(name) != second.constants.get(name)
+        ]
+        raise UserError(
+            f"show_run {first.folder} {second.folder}: not the same {', '.join(counted)}"
+            f"{f' ({", ".join(apart)})' if apart else ''}, so comparing them would be wrong; give "
+            "two runs that are the same in these"
+        )
+    return list(names)
+
+
+def compare_data(*runs: SimpleNamespace) -> dict[str, Any]:
+    """The data for the page of two runs; UserError if their right answers don't mean the same."""
+    folders, differ = [run.folder for run in runs], differing(*runs)
     names = [
         folder.name if folders[0].name != folders[1].name else str(folder) for folder in folders
     ]
@@ -197,7 +222,8 @@ def compare_data(*runs: SimpleNamespace) -> dict[str, Any]:
         "kind": "compare",
         "names": names,
         "headline": [line.parts for line in headline],
-        "reasons": [["one_run_each", {}]],
+        "reasons": [["one_run_each", {}]]
+        + [["differ", {"names": ", ".join(differ)}]] * bool(differ),
         "summary": {"header": names, "rows": evaluation.comparison(after) if over else []},
         "runs": [run.curves | {"constants": run.constants} for run in runs],
         "groups": [],

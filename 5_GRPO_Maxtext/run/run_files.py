@@ -1,12 +1,16 @@
-"""Reads a run's files, even if a kill or a full disk damaged them. Imports nothing heavy."""
+"""Reads a run's files, even if a kill or a full disk damaged them; says whether two runs' results
+mean the same. Imports nothing heavy.
+"""
 
 import contextlib
 import csv
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from settings import UserError
+from settings import UserError, names_in
+from task.run_grader import WANT_THINK_TAGS
 
 SCALAR = (str, int, float)
 # Types of what's read from run.json and constants.json.
@@ -18,13 +22,19 @@ NUMBERS += ("LOGITS_CLIP", "BETA", "NUM_GENERATIONS", "MAX_PROMPT_LENGTH")
 
 
 def newest_run() -> Path | None:
-    """The run under runs/ with the most recent checkpoint, wherever that's saved; None if there's
+    """The run under runs/ that saved a checkpoint last, wherever that's saved; None if there's
     none.
+
+    By the time in run.json, because copies and later starts change the time of a file.
     """
-    notes = [path.with_name("run.json") for path in Path("runs").rglob("constants.json")]
-    first = [path for path in notes if not path.parent.name.startswith("host_")]
-    saved = [path for path in first if "saved" in (read_object(path) or {})]
-    return max(saved, key=lambda path: path.stat().st_mtime).parent if saved else None
+    runs = [path.parent for path in Path("runs").rglob("constants.json")]
+    notes = {run: read_object(run / "run.json") or {} for run in runs if run.name[:5] != "host_"}
+    saved = {
+        run: note.get("saved_at") or (run / "run.json").stat().st_mtime  # an older version's run
+        for run, note in notes.items()
+        if "saved" in note
+    }
+    return max(saved, key=saved.__getitem__, default=None)
 
 
 def read_log(path: Path) -> list[dict[str, float]]:
@@ -114,3 +124,44 @@ def checkpoint_at(path: Path, constant: str) -> Checkpoint | None:
                 folder, int(steps[0]) if steps else None, read_constants(folder, constant)
             )
     return None
+
+
+# %% Do two results mean the same? -----------------------------------------------------------------
+# What counts as right, of what. The rest of `meaning` is how the answers came about.
+GRADERS = "the graders in task/"  # in an identity
+COUNTED = "questions", "EVAL_CONFIG", "REWARDS and REWARD_FUNC", "ENVIRONMENT"
+
+
+def meaning(
+    constants: Mapping[str, Any], identity: Mapping[str, str], asked: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """What a run's share of right answers depends on, by name; two that are equal mean the same.
+
+    Files count by their content where the `identity` in the run's run.json has it, else by name.
+    `asked` are the questions, as in its evaluations.
+    """
+    c, names = constants, list(filter(None, names_in(constants.get("REWARDS", ""))))
+    others = any(row["data_source"] != "gsm8k" for row in asked)
+    by_task = "compute_score" in names if names else c.get("REWARD_FUNC") or others
+    right = "the number in the answer"  # as `Grader.score` decides
+    if c.get("ENVIRONMENT") and names in ([], ["episode_return"]):
+        right = "the environment"
+    elif by_task:
+        right = identity.get("REWARD_FUNC") or c.get("REWARD_FUNC") or "compute_score"
+    think = not WANT_THINK_TAGS.isdisjoint(names)
+    prompt = c["TEMPLATE"].replace("{system_prompt}", c["SYSTEM_PROMPT"])
+    limits = "MAX_PROMPT_LENGTH", "TOTAL_GENERATION_STEPS", "MAX_TURNS", "EVAL_CONFIG"
+    files = {name: identity.get(name) or c.get(name) for name in ("MODEL", "ENVIRONMENT")}
+    return files | {
+        "questions": [
+            [row[name] for name in ("question", "answer", "data_source")] for row in asked
+        ],
+        "REWARDS and REWARD_FUNC": (right, think, identity.get(GRADERS)),
+        "TEMPLATE and SYSTEM_PROMPT": (prompt, think),
+        **{name: c.get(name) for name in limits},
+    }
+
+
+def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """The names in two `meaning`s that differ; [] if figures of the two may stand side by side."""
+    return [name for name in first if first[name] != second[name]]

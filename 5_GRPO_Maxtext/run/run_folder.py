@@ -1,9 +1,9 @@
 """The folder of a run: its constants, its lock, the evaluations before and after training.
 
 constants.json has the constants, MODEL with the hub's commit; a resumed run must match them.
-run.json has the run's number, command and identity (below), and its newest checkpoint. before.json
-and after.json are the evaluations. With CHECKPOINT_DIR the files are also copied there before each
-checkpoint, so a run survives the loss of its machine.
+run.json has the run's number, command and identity (below), its newest checkpoint, and when that
+was noted. before.json and after.json are the evaluations. With CHECKPOINT_DIR the files are also
+copied there before each checkpoint, so a run survives the loss of its machine.
 """
 
 import ast
@@ -19,6 +19,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -29,8 +30,9 @@ from model import devices, llama
 from model.versions import first_line
 from run import checkpoints, process
 from run.evaluation import in_words
-from run.run_files import read_constants, read_object
+from run.run_files import GRADERS, read_constants, read_object
 from settings import UserError, find_path
+from task import code_grading, grading, task_rewards
 from task.questions import GRADED
 from task.run_grader import COURSE_REWARDS
 
@@ -51,7 +53,9 @@ class RunFolder:
         CHECKPOINT_DIR.
         """
         steps, note = checkpoints.saved(self.checkpoints), read_object(self.logs / "run.json") or {}
-        note |= {"RUN_DIR": str(self.path)} | more | ({"saved": steps[-1]} if steps else {})
+        if steps and steps[-1] != note.get("saved"):
+            note |= {"saved": steps[-1], "saved_at": time.time()}
+        note |= {"RUN_DIR": str(self.path)} | more
         settings.write_whole(self.logs / "run.json", json.dumps(note) + "\n")
         if self.checkpoints != checkpoints.root_of_run("", self.path):
             checkpoints.copy_files(self.logs, self.copy, again=True)
@@ -235,7 +239,7 @@ def identity(
 
     `rows` are questions with their prompts, by split; `names` are the rewards'; `course` is their
     file. Of a reward, METHOD or ENVIRONMENT it's the code without comments, but not what that
-    imports or reads.
+    imports or reads; GRADERS is the course's own code that grades.
     """
     files = {name: getattr(c, name, "") for name in ("REWARD_FUNC", "METHOD", "ENVIRONMENT")}
     if not set(COURSE_REWARDS).isdisjoint(names):
@@ -245,6 +249,7 @@ def identity(
         for name, file in files.items()
         if file
     }
+    code[GRADERS] = "".join(map(code_of, (grading, task_rewards, code_grading)))
     digests = {name: hashlib.sha256(tree.encode()).hexdigest() for name, tree in code.items()}
     digests |= {
         name: model_digest(getattr(c, name))
@@ -258,6 +263,16 @@ def identity(
             columns = [[[row[key] for key in keys] for row in part] for part in known]
             digests[name] = hashlib.sha256(json.dumps(columns).encode()).hexdigest()
     return digests
+
+
+def code_of(module: ModuleType) -> str:
+    """A module's code without comments and docstrings."""
+    tree = ast.parse(Path(module.__file__).read_bytes())
+    for node in ast.walk(tree):
+        documented = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+        if documented and ast.get_docstring(node):
+            del node.body[0]
+    return ast.dump(tree)
 
 
 def change_message(kept: Mapping[str, str], now: Mapping[str, str], c, where: str) -> str:

@@ -1,9 +1,10 @@
 """Gets a run ready to start: checks everything, then loads model and data."""
 
 import contextlib
+import inspect
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -12,14 +13,14 @@ import numpy as np
 import settings
 from grpo_variants import own_functions
 from model import devices, llama, versions
-from model.llm import Llm, Pi, load_llm
+from model.llm import Answers, Llm, Pi, load_llm
 from run import checks, memory, process, report, run_folder
 from run.machine import machine_defaults
 from run.run_folder import RunFolder
 from settings import UserError
 from task import questions, run_grader, turns
 from task.prompts import check_form, make_prompts
-from task.task import Task, make_task
+from task.task import Samples, Task, make_task
 
 
 def prepare(c, tables) -> None:
@@ -31,46 +32,91 @@ def prepare(c, tables) -> None:
     devices.check_machine(c)
 
 
-def check_method(c, tables) -> None:
-    """Tries METHOD's functions on two small groups, one with equal rewards. Refuses a function that
-    raises, returns a NaN, or a shape other than the page's own. `rollouts` is first tried in the
-    first step.
+def small_samples(c) -> Samples:
+    """Two questions with four answers of up to three tokens, as a run with these constants has
+    them; the second group's rewards are equal.
     """
-    # [B, G, T]: answers of 3, 2, 1 and 3 tokens
-    mask = np.arange(3) < np.array([[[3], [2], [1], [3]]] * 2)
-    log_prob = np.linspace(-2.0, -0.1, mask.size, dtype=np.float32).reshape(8, 3)  # [N, T]
-    rewards = np.array([[0.0, 1, 1, 3], [0, 0, 0, 0]])
-    samples = SimpleNamespace(rewards=rewards, reward_parts={"reward": rewards}, mask=mask)
-    batch = SimpleNamespace(
-        completion_ids=np.ones((8, 3), np.int32),
-        mask=mask.reshape(8, 3),
-        weight=mask.reshape(8, 3) / 18,
-        advantage=np.linspace(-1, 1, 8)[:, None],
-        beta=np.full((8, 1), c.BETA),
+    B, G, T, turns_of = 2, 4, 3, [[0, 0, 0], [0, 0, -1], [0, -1, -1], [0, 0, 0]]
+    if c.ENVIRONMENT:
+        turns_of[0] = [0, -1, 1]  # the environment's token between two of the model's
+    turn = np.array([turns_of] * B, np.int32)  # [B, G, T]
+    rewards = np.array([[0.0, 1, 1, 3], [0, 0, 0, 0]])  # [B, G]
+    texts = np.full((B, G), "<answer>7</answer>", object)
+    for place, text in np.ndenumerate(texts) if c.ENVIRONMENT else ():
+        parts = [0.0] * turn[place].max() + [rewards[place]]
+        to_go = [rewards[place]] * len(parts)
+        told = dict(turn=turn[place].tolist(), to_go=to_go, rewards=parts, terminated=True)
+        texts[place] = turns.Episode(text, **told)
+    ids, log_prob = np.full((B, G, T), 2, np.int32), np.full((B, G, T), -0.5, np.float32)
+    answers = Answers(
+        texts=texts,
+        prompt_ids=ids,
+        completion_ids=ids,
         sampler_log_prob=log_prob,
-        ref_log_prob=log_prob[::-1],
-        old_log_prob=log_prob[::-1],
+        turn=turn,
+        lengths=np.array([[3, 2, 1, 3]] * B),
+        ended=np.ones((B, G), bool),
     )
-    calls = {  # traced as in the loss, where NumPy can't be used
-        "advantage": lambda f: f(samples),
-        "weights": lambda f: f(mask),
-        "objective": lambda f: jax.jit(lambda x: f(Pi(log_prob=x, entropy=-x), batch, c))(log_prob),
-        "kl": lambda f: jax.jit(f)(log_prob[::-1] - log_prob),
-    }
-    own = own_functions(c.METHOD)
-    for name in own.keys() & calls.keys():
-        pages = next(iter(tables[name][1].values()))  # a table's first function
-        given = run_grader.call_user_code(
-            f"METHOD={c.METHOD}: {name} raised", calls[name], own[name]
-        )
-        shapes, wanted = (jax.tree.map(np.shape, x) for x in (given, calls[name](pages)))
-        if shapes != wanted:
+    columns = "prompts", "question", "answer", "data_source", "extra_info", "source", "line"
+    asked = {name: np.full((B, G), "7") for name in columns}
+    names = settings.names_in(c.REWARDS) if c.REWARDS else ["episode_return"] * bool(c.ENVIRONMENT)
+    names = names or [*run_grader.COURSE_REWARDS, "compute_score"]
+    parts = OrderedDict((name, rewards / len(names)) for name in names)
+    return Samples(asked, answers, parts, rewards, mask=turn >= 0)
+
+
+def check_method(c, tables) -> None:
+    """Tries METHOD's functions on `small_samples`, and on a `Batch` of them. Refuses a function
+    that raises, returns a NaN, or a shape other than the page's own; an advantage may also be one
+    per token. `rollouts` is first tried in the first step.
+    """
+    own, samples = own_functions(c.METHOD), small_samples(c)
+
+    def tried(name, function, *arguments, shapes):
+        given = run_grader.call_user_code(f"METHOD={c.METHOD}: {name} raised", function, *arguments)
+        if (shape := jax.tree.map(np.shape, given)) not in shapes:
+            wanted = " or ".join(map(str, shapes))
             raise UserError(
-                f"METHOD={c.METHOD}: {name} returned the shape {shapes}, not {wanted}; fix it"
+                f"METHOD={c.METHOD}: {name} returned the shape {shape}, not {wanted}; fix it"
             )
         if not all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(given)):
             nan = "NaN or infinity (a group of equal rewards? a 0 / 0?)"
             raise UserError(f"METHOD={c.METHOD}: {name} returned {nan}; fix it")
+        return given
+
+    per_token = samples.mask.shape  # (B, G, T)
+    flat = (8, per_token[2])  # (N, T)
+    advantage, weights = np.linspace(-1, 1, 8).reshape(2, 4), samples.mask / 18
+    if "advantage" in own:
+        shapes = [samples.rewards.shape, per_token]
+        advantage = np.asarray(tried("advantage", own["advantage"], samples, shapes=shapes))
+    if "weights" in own:
+        weights = np.asarray(tried("weights", own["weights"], samples.mask, shapes=[per_token]))
+    log_prob = np.linspace(-2.0, -0.1, 24, dtype=np.float32).reshape(flat)
+    if "objective" in own:
+        # the page's own Batch, which these folders don't import
+        page = next(iter(tables["objective"][1].values()))
+        batch = (
+            inspect.signature(page)
+            .parameters["batch"]
+            .annotation(
+                prompt_ids=samples.answers.prompt_ids.reshape(flat),
+                completion_ids=samples.answers.completion_ids.reshape(flat),
+                mask=samples.mask.reshape(flat),
+                weight=weights.reshape(flat),
+                advantage=advantage.reshape(8, -1),
+                beta=np.full((8, 1), c.BETA),
+                sampler_log_prob=log_prob,
+                ref_log_prob=log_prob[::-1] if c.BETA else None,
+                old_log_prob=log_prob[::-1],
+            )
+        )
+        # traced as in the loss, where NumPy can't be used
+        objective = jax.jit(lambda pi, batch: own["objective"](pi, batch, c))
+        pi = Pi(log_prob=log_prob, entropy=-log_prob)
+        tried("objective", objective, pi, batch, shapes=[(flat, flat)])
+    if "kl" in own:
+        tried("kl", jax.jit(own["kl"]), log_prob[::-1] - log_prob, shapes=[flat])
 
 
 def checked_grader(c, hf, tokenizer, course, data) -> run_grader.Grader:

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from tensorboardX import summary
 from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tqdm import tqdm
 
-from grpo_variants import adaptive_beta
+from grpo_variants import adaptive_beta, differ
 from model import devices
 from model.log_probs import mean_metrics
 from run import answers, checkpoints, health, process
@@ -57,7 +57,8 @@ COLUMNS = (  # then, in order of appearance: `sync_gain`, `reward_<function>`, `
 def answer_metrics(grader, samples, seconds: float) -> dict[str, float]:
     """Metrics of a step's answers, `Samples`, by column; `seconds`: how long the step took.
 
-    `zero_variance`: share of groups whose G rewards are all equal, so they give no gradient.
+    `zero_variance`: share of groups whose G rewards are all equal but for rounding, so they give no
+    gradient.
     `distinct`: how many different answers a group has, 1 to G.
     """
     rewards, flat = samples.rewards, samples.flat()  # [B, G], and arrays [N, ...]
@@ -67,7 +68,7 @@ def answer_metrics(grader, samples, seconds: float) -> dict[str, float]:
         "reward_std": rewards.std(axis=1, ddof=1).mean(),  # G - 1, as in the advantage
         "correct": np.mean(grader.score(written.texts, **flat.questions) >= 1),
         "format_ok": np.mean([grader.format_right(text) for text in written.texts]),
-        "zero_variance": np.mean(np.ptp(rewards, axis=1) == 0),
+        "zero_variance": np.mean(~differ(rewards)),
         "length": written.lengths.mean(),
         "distinct": np.mean([len(set(texts)) for texts in samples.answers.texts]),
         "cut_off": np.mean(~written.ended),
@@ -100,6 +101,11 @@ class TrainingLog:
         # Not tensorboardX's SummaryWriter, whose thread dies silently when the disk is full. Here
         # the error reaches the training thread.
         self._events = EventsWriter(str(logs / "tensorboard" / "events"))
+        # TensorBoard then drops the later steps of older files, which a kill has undone
+        start = SessionLog(status=SessionLog.START)
+        self._events.write_event(
+            Event(wall_time=time.time(), step=first_step + 1, session_log=start)
+        )
         self._progress = tqdm(
             total=c.NUM_BATCHES,
             initial=first_step,

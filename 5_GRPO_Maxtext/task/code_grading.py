@@ -31,7 +31,6 @@ from sandbox import box, calls
 from task.grading import extract_answer
 
 ANSWER_SECONDS = 30.0  # wall-clock time for all tests of one answer; tests not reached by then fail
-BATCH_SECONDS = 300.0  # for all answers of a step; those not started by then score 0
 # answers in parallel; more would share processors and run into time limits
 AT_ONCE = box.processors()
 
@@ -81,7 +80,15 @@ def readable_tests(ground_truth, extra_info) -> list[tuple[str, str]] | tuple[li
     return pairs
 
 
-def _parts(body: ast.AST | list[ast.stmt], kind: type) -> list:
+_FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
+_DEFINITIONS = *_FUNCTIONS, ast.ClassDef
+# what else binds a name: the attribute that holds it
+_CAPTURES = {ast.MatchAs: "name", ast.MatchStar: "name", ast.MatchMapping: "rest"}
+_BINDERS = dict.fromkeys((*_DEFINITIONS, ast.ExceptHandler), "name") | {ast.arg: "arg"}
+_BINDERS |= dict.fromkeys((ast.TypeVar, ast.ParamSpec, ast.TypeVarTuple), "name")
+
+
+def _parts(body: ast.AST | list[ast.stmt], kind: type | tuple) -> list:
     """All nodes of type `kind` in `body`, a node or statements."""
     root = ast.Module(body) if isinstance(body, list) else body
     return [part for part in ast.walk(root) if isinstance(part, kind)]
@@ -89,6 +96,18 @@ def _parts(body: ast.AST | list[ast.stmt], kind: type) -> list:
 
 def _named(body: ast.AST | list[ast.stmt], context: type | tuple = ast.expr_context) -> set[str]:
     return {part.id for part in _parts(body, ast.Name) if isinstance(part.ctx, context)}
+
+
+def _assigned(body: ast.AST | list[ast.stmt], binders=_CAPTURES) -> set[str]:
+    """The names that `body` assigns at any depth, or captures by `match`."""
+    names = {getattr(part, binders[type(part)]) for part in _parts(body, tuple(binders))}
+    return (names | _named(body, ast.Store)) - {None}  # of `case _:`
+
+
+def _bound(body: ast.AST | list[ast.stmt]) -> set[str]:
+    """The names that `body` binds in any way."""
+    imported = (a.asname or a.name.partition(".")[0] for a in _parts(body, ast.alias))
+    return _assigned(body, _CAPTURES | _BINDERS) | _named(body, ast.Del) | set(imported)
 
 
 def read_statements(tests: str, entry_point: str | None = None) -> tuple[list, dict]:
@@ -131,7 +150,7 @@ def read_statements(tests: str, entry_point: str | None = None) -> tuple[list, d
             raise ValueError(
                 f"{what}: tests have Python's library only; import its names one by one"
             )
-    functions = {s.name: s for s in body if isinstance(s, ast.FunctionDef)}
+    functions = {s.name: s for s in body if isinstance(s, _FUNCTIONS)}
     asserting = {name for name, function in functions.items() if _parts(function, ast.Assert)}
     body = _unfolded(body, functions, entry, names)
     names = _answers_names(body, names, start)
@@ -139,10 +158,10 @@ def read_statements(tests: str, entry_point: str | None = None) -> tuple[list, d
     touched = set(names)  # with what holds, or calls, something of the answer's
     statements = []
     for statement in body:
-        is_definition = isinstance(statement, (ast.FunctionDef, ast.ClassDef))
-        used = _named(statement)
+        is_definition = isinstance(statement, _DEFINITIONS)
+        used = _named(statement) | _assigned(statement)
         if touches := bool(used & touched):
-            touched |= {statement.name} if is_definition else used & _named(body, ast.Store)
+            touched |= {statement.name} if is_definition else used & _assigned(body)
         asserts = bool(_parts(statement, ast.Assert) or used & asserting)
         text = ast.unparse(ast.fix_missing_locations(statement))
         statements.append((text, touches and asserts and not is_definition))
@@ -154,9 +173,13 @@ def read_statements(tests: str, entry_point: str | None = None) -> tuple[list, d
 def _unfolded(
     body: list[ast.stmt], functions: dict, entry: ast.expr | None, names: dict
 ) -> list[ast.stmt]:
-    """Inlines the body of `check`, if `entry` is its argument; calls the functions of pytest."""
+    """Inlines the body of `check`, if `entry` is its argument; calls the functions of pytest.
+
+    An `async def` is run in an event loop; otherwise its call would test nothing.
+    """
     check = functions.get("check")
-    if check and entry and not _parts(check, (ast.Return, ast.Yield, ast.Await)):
+    plain = isinstance(check, ast.FunctionDef) and not _parts(check, (ast.Return, ast.Yield))
+    if plain and entry:
         call, parameter = f"check({ast.unparse(entry)})", check.args.args[0].arg
         body = [s for s in body if s is not check and ast.unparse(s) != call]
         if isinstance(entry, ast.Name):
@@ -166,8 +189,17 @@ def _unfolded(
         else:
             body.append(ast.Assign([ast.Name(parameter, ast.Store())], entry))
         body += check.body
-    tests = [name for name, f in functions.items() if name.startswith("test_") and not f.args.args]
-    return body + [ast.Expr(ast.Call(ast.Name(name, ast.Load()), [], [])) for name in tests]
+    calls_of = {
+        name: f"{name}()"
+        for name, function in functions.items()
+        if name.startswith("test_") and not function.args.args
+    }
+    if isinstance(check, ast.AsyncFunctionDef) and entry and "check" not in _named(body):
+        calls_of["check"] = f"check({ast.unparse(entry)})"
+    for name, call in calls_of.items():
+        in_loop = isinstance(functions[name], ast.AsyncFunctionDef)
+        body.append(ast.parse(f"__import__('asyncio').run({call})" if in_loop else call).body[0])
+    return body
 
 
 def _is_pythons(name: str) -> bool:
@@ -176,12 +208,7 @@ def _is_pythons(name: str) -> bool:
 
 def _answers_names(body: list[ast.stmt], names: dict[str, str], start: str) -> dict[str, str]:
     """Those of `names` that the statements use, else the one name in them that isn't Python's."""
-    bound = _named(body, (ast.Store, ast.Del)) | {a.arg for a in _parts(body, ast.arg)}
-    bound |= {
-        part.name for part in _parts(body, (ast.FunctionDef, ast.ClassDef, ast.ExceptHandler))
-    }
-    for alias in _parts(body, ast.alias):
-        bound.add(alias.asname or alias.name.partition(".")[0])
+    bound = _bound(body)
     used = sorted(_named(body, ast.Load) - bound)
     unknown = [name for name in used if name not in names and not _is_pythons(name)]
     if not names:
@@ -265,26 +292,12 @@ def verdicts(
     return [(f"input {x!r}, expected output {y!r}", held) for (x, y), held in zip(tests, passed)]
 
 
-def side_by_side(
-    score: Callable[..., float], answers: Sequence, seconds: float, at_once: int
-) -> list[float]:
+def side_by_side(score: Callable[..., float], answers: Sequence, at_once: int) -> list[float]:
     """Scores the answers in `at_once` threads (1 uses this one), with a progress bar after 5 s.
 
-    `seconds` limits all of them together. Answers not started by then score 0.0, with a message.
+    Each has its own time limit, however long the others take.
     """
-    end = time.monotonic() + seconds
-
-    def in_time(answer):
-        return score(answer) if time.monotonic() < end else None
-
     with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
-        running = (pool.map if at_once > 1 else map)(in_time, answers)
-        scores = [
-            *tqdm(
-                running, "grading", len(answers), leave=False, disable=None, delay=5, unit="answer"
-            )
-        ]
-    if late := scores.count(None):
-        done = f"graded {len(answers) - late} of {len(answers)} answers in {seconds:.0f} s"
-        tqdm.write(f"{done}, the others score 0: an endless loop costs its whole time limit")
-    return [score or 0.0 for score in scores]
+        scores = (pool.map if at_once > 1 else map)(score, answers)
+        bar = dict(leave=False, disable=None, delay=5, unit="answer")
+        return list(tqdm(scores, "grading", len(answers), **bar))

@@ -48,30 +48,48 @@ _LATEX = re.compile(
 # Allowed next to the number: letters of any script, blanks, and these. Not "|", "\pm", "≤", "‰".
 _BESIDE = re.compile(r"(?:[^\W\d_]|[\s.,:;'\"“”‘’«»()\[\]{}*_`#$€£¥₹¢%°℃=/?!…。、「」—-])*+")
 _OPENING = " \t\n'\"“‘«([{*_`#「$€£¥₹"  # between a sign and its number: "-(5)"
-# Of these, the ones that change the number or make it invalid. Before: "x5", "-(5)", "/5", "more
-# than 5". After: "5k", "5bn", "5!", "5 - tax", "5 and a quarter". Either side: "minus five", "2
-# million", "twice 5".
+# Of these, the ones that change the number or make it invalid. Before: "x5", "x 5", "-(5)", "/5",
+# "more than 5", "point 5". After: "5k", "5 grand", "5!", "5 - tax", "5 and a quarter", "5-ish".
+# Either side: "minus five", "a loss of 5", "2 million", "twice 5", "isn't 5", "5 or so", "base 5".
 _SPOILT_BEFORE = re.compile(
-    r"""(?:[-—/] | != | \b(?:than|least|most|over|under|below|above|times|not)
-    | \b(?:sqrt|root|log|ln|exp|sin|cos|tan|abs)(?:\ of)?)\Z""",
+    r"""(?:[-—/] | != | (?<!['’])\b[b-z]\s* | \bpoint
+    | \b(?:than|least|most|over|under|below|above|beyond|times|nearly|almost|barely|hardly)
+    | \b(?:down|but|less|subtract|(?:max|min)(?:imum)?(?:\ of)?\.?)
+    | \b(?:in\ excess|upwards|short|shy|power|instead)\ of | \bcapped\ at
+    | (?<!\badd\ )(?<!\badds\ )\bup\ to
+    | \b(?:divided?|multipl(?:y|ied)|reduced|lower|off|short|bounded)\ by
+    | \b(?:drop|fall|decrease|decline|reduction)(?:s|d|ped)?\ (?:of|by)
+    | \b(?:square|cube|couple|multiple|factor|divisor|fraction|percent|floor|ceiling)s?\ of
+    | \b(?:sqrt|cbrt|root|log|logarithm|ln|exp(?:onential)?|sine?|cos(?:ine)?|tan|abs
+        |reciprocal|inverse|opposite|integral|derivative)(?:\ of)?
+    )\Z""",
     re.I | re.VERBOSE,
 )
 _SPOILT_AFTER = re.compile(
-    r"""\A(?:\s?(?:[kKMGBTxX]|[bmt]n|mln)\b | [eij]\b | ! | -(?![A-Za-z]) | \s+- | """
-    r"""\s*/(?!\s?[A-Za-z]))
-    | [=;] | \b(?:and\ (?:an?|one)|or\ more|or\ less)\b""",
+    r"""\A(?:\s?(?:[kKMGBTxXb]|[bmt]n|mln)\b | \s?[eij]\b | \s?! | -(?![A-Za-z]) | \s+-
+    | \s*/(?!\s?[A-Za-z]) | \s*打
+    | \s*(?i:grand|gross|score|thou|m(?:il|ill|io|rd)|bil|tril|max|tops|maximum|minimum)\b
+    | [\s-]*(?i:odd|ish|something|recurring|repeating|point|bar)\b
+    | \s*(?i:below|under|at\ (?:least|most)|to\ the|(?:short|shy)\ of)\b)
+    | [=;] | \b(?:and\ (?:an?|one|up|over|above|more|some|something|change|counting))\b""",
     re.VERBOSE,
 )
 # before a sign: "16 - 9", "x-5"; but "is -5" is a minus
 _OPERATION = re.compile(r"(?:[\d)]\s*|\w)\Z")
 _SPOILT_WORDS = re.compile(
-    r"""\b(?: minus|negative|plus|absolute|pi|squared|cubed|factorial|per\ ?mill?e?|ppm
-    | half|halves|twice|thrice|double|triple|\w*fold | an?\ (?:third|quarter|fifth|tenth)
-    | thirds|(?:fif|six|seven|eigh|nin|ten|hundred|thousand)ths
+    r"""\b(?: minus|neg(?:ative)?|plus|absolute|pi|squared|cubed|factorial|per\ ?mill?e?|ppm|bps
+    | basis\ points? | mod(?:ulo)? | base(?!s)|hex(?:adecimal)?|octal|binary
+    | half|halves|twice|thrice|(?:doubl|tripl|quadrupl|quintupl|halv)(?:ed?|ing)|\w*fold
+    | an?\ (?:third|quarter|fifth|tenth)
+    | thirds|(?:fif|six|seven|eigh|nin|ten|hundred|thousand|\w*illion)ths
     | (?:third|quarter|fifth|sixth|eighth|tenth|hundredth|thousandth)s?\ of
     | two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen
-    | (?:twen|thir|for|fif|six|seven|eigh|nine)ty|dozen|hundred|thousand|lakh|crore|(?:m|b|tr)illion
-    )s?\b | [π負负半倍] | 至少|至多|最多|超過|不到""",
+    | (?:twen|thir|for|fif|six|seven|eigh|nine)ty
+    | dozen|hundred(?:weight)?|thousand|googol|lakh|crore|myriad|\w*illion
+    | or|nor|not|never|neither|without|except|excluding|unless|cannot|wrong|incorrect|false
+    | loss(?:es)?|los[te]|loses|losing|debt|deficit|ow(?:es?|ed|ing)|overdr\w+|shortfall
+    | beneath|(?:below|under)\ (?:zero|par|sea)|in\ the\ red
+    )s?\b | n['’]t\b | [π負负半倍虧亏損损欠賠赔] | 至少|至多|最多|超過|不到|不是|並非""",
     re.I | re.VERBOSE,
 )
 
@@ -169,9 +187,16 @@ def extract_answer(completion: str) -> str | None:
 def extract_hash_answer(answer: str) -> str | None:
     """GSM8K's gold answer: the stripped text after a solution's last "####"; None if it isn't a
     number.
+
+    ValueError if there are several, and they differ.
     """
-    _, marker, gold = answer.rpartition("####")
-    return gold.strip() if marker and parse_number(gold) is not None else None
+    _, *golds = answer.split("####")
+    lines = [gold.strip().partition("\n")[0] for gold in golds]
+    # not "#### Step 1", a heading
+    numbers = {parse_number(line) for line in lines if not re.search(r"[^\W\d]", line)} - {None}
+    if len(numbers) > 1:
+        raise ValueError("two right answers: it has several '#### N'")
+    return golds[-1].strip() if golds and parse_number(golds[-1]) is not None else None
 
 
 def is_close(completion: str, gold: str, ratio: float | str) -> bool:

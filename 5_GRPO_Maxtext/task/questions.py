@@ -17,6 +17,7 @@ A DATASET is one source, or several with their shares of the training questions:
     DATASET=sums.jsonl:0.7,code.jsonl:0.3  7 questions of the first to 3 of the second
 """
 
+import collections
 import decimal
 import functools
 import itertools
@@ -29,7 +30,7 @@ from typing import Any
 
 from run.plain_text import escape_controls
 from settings import UserError, find_path, reachable
-from task.grading import extract_hash_answer
+from task.grading import extract_hash_answer, parse_number
 from task.task_rewards import ground_truth_fault
 
 EPOCHS = 10**6  # of each source; an infinite one would have a length that len() can't return
@@ -87,7 +88,7 @@ def read_file(path: Path, constant: str = "DATASET") -> list[tuple[int, Any]]:
             return list(enumerate(pyarrow.parquet.ParquetFile(path).read().to_pylist(), start=1))
         text = path.read_text(encoding="utf-8-sig")  # some editors write a byte-order mark
         if text.lstrip().startswith("["):
-            return list(enumerate(json.loads(text), start=1))
+            return list(enumerate(json.loads(text, object_pairs_hook=once), start=1))
     except (
         OSError,
         ValueError,
@@ -134,6 +135,15 @@ def truth_text(value: Any) -> str:
     return as_json(value) if isinstance(value, (bool, int, float, list, dict)) else str(value)
 
 
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; ValueError if a key is given twice, of which json would drop the first."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        [(key, _)] = collections.Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"{key!r} is given twice in one object")
+    return row
+
+
 def to_question(row: Any, optional: bool = False) -> dict[str, Any]:
     """`question`, `answer` (the ground truth), `data_source` and `extra_info` (JSON, or empty), all
     texts.
@@ -154,7 +164,10 @@ def to_question(row: Any, optional: bool = False) -> dict[str, Any]:
         asked, given = "prompt", "ground_truth"
     question = checked_text(row, asked)
     answers = [extract_hash_answer(str(row.get("answer", ""))), row.get("ground_truth")]
-    answer = next(filter(None, answers if given == "answer" else reversed(answers)), None)
+    known = [answer for answer in answers if answer]
+    if len(set(map(parse_number, known))) > 1:
+        raise ValueError(f"two right answers: answer {known[0]!r}, ground_truth {known[1]!r:.40}")
+    answer = next(iter(known if given == "answer" else reversed(known)), None)
     if not optional:
         checked_text(row, given)
         if answer is None:
@@ -198,7 +211,7 @@ def read_questions(
         part = parts.setdefault(source, [])
         for number, row in rows:
             try:
-                row = json.loads(row) if isinstance(row, str) else row
+                row = json.loads(row, object_pairs_hook=once) if isinstance(row, str) else row
                 question = to_question(row, optional)
                 task, answer, extra_info = map(
                     question.get, ("data_source", "answer", "extra_info")
@@ -258,14 +271,19 @@ def read_tfds_gsm8k(split: str, constant: str) -> tuple[list[tuple[int, Any]], s
     return list(enumerate(rows, start=1)), f"tensorflow-datasets gsm8k ({split})"
 
 
+def question_key(text: str) -> str:
+    """Equal for two questions that are the same but for case and blanks."""
+    return " ".join(text.split()).casefold()
+
+
 def say_overlap(rows: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
     """Prints how many questions two sets share that should have none in common."""
-    texts = {use: [row["question"].strip() for row in rows.get(use, ())] for use in NAMES}
+    keys = {use: [question_key(row["question"]) for row in rows.get(use, ())] for use in NAMES}
     for use, other in (("test", "train"), ("validation", "train"), ("validation", "test")):
-        known = set(texts[other])
-        if count := sum(text in known for text in texts[use]):
-            some = f"{count:,} of {len(texts[use]):,} {NAMES[use]}"
-            print(f"note: {some} are {NAMES[other]}, too, word for word, and flatter the model")
+        known = set(keys[other])
+        if count := sum(key in known for key in keys[use]):
+            some = f"{count:,} of {len(keys[use]):,} {NAMES[use]}"
+            print(f"note: {some} are {NAMES[other]}, too, and flatter the model")
 
 
 def validation_file(source: str) -> Path | None:
@@ -303,7 +321,8 @@ def hold_out(rows: list[dict[str, str]], validation: list[dict[str, str]], count
     """Holds out `count` questions to ask during training, equally many from each source.
 
     A source without any in `validation`, from `read_data`, holds out some of its training questions
-    `rows`, at most a tenth, sampled with a fixed seed. Questions with the same words stay together.
+    `rows`, at most a tenth, sampled with a fixed seed. The same question (`question_key`) is held
+    out of every source that has it.
 
     Returns:
         The held-out questions; the remaining training questions; and where the former came from, in
@@ -311,23 +330,34 @@ def hold_out(rows: list[dict[str, str]], validation: list[dict[str, str]], count
     """
     by_source, read = by_file(rows), by_file(validation)
     share = -(-count // len(by_source))
-    held, left, names = [], [], []
+    most = {source: len(own) // 10 for source, own in by_source.items()}
+    keys = {
+        source: collections.Counter(question_key(row["question"]) for row in own)
+        for source, own in by_source.items()
+    }
+    drawn: set[str] = set()
+    held, names = [], []
     for source, own in by_source.items():
         file = str(validation_file(source))
         if file in read:
             held.append(read[file][:share])
             names.append(file)
-        else:
-            groups, drawn, most = {}, set(), min(share, len(own) // 10)
-            for i, row in enumerate(own):
-                groups.setdefault(" ".join(row["question"].split()).casefold(), []).append(i)
-            for group in random.Random(0).sample(list(groups.values()), len(groups)):
-                if len(drawn) + len(group) <= most:
-                    drawn.update(group)
-            held.append([row for i, row in enumerate(own) if i in drawn])
-            own = [row for i, row in enumerate(own) if i not in drawn]
-            names.append(f"{len(drawn):,} of {source}, not trained on")
-        left.append(own)
+            continue
+        mine, few = set(), share
+        for key in random.Random(0).sample(list(keys[source]), len(keys[source])):
+            fits = keys[source][key] <= few
+            if fits and key not in drawn and all(keys[name][key] <= most[name] for name in keys):
+                mine.add(key)
+                few -= keys[source][key]
+                for name in keys:
+                    most[name] -= keys[name][key]
+        drawn |= mine
+        held.append([row for row in own if question_key(row["question"]) in mine])
+        names.append(f"{len(held[-1]):,} of {source}, not trained on")
+    left = [
+        [row for row in own if question_key(row["question"]) not in drawn]
+        for own in by_source.values()
+    ]
     return interleave(held)[:count], interleave(left), ", ".join(names)
 
 

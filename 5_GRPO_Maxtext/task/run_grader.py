@@ -6,6 +6,7 @@ reward_func.py. examples/my_reward.py shows both. The four below expect
 <think>...</think><answer>...</answer>.
 """
 
+import copy
 import dataclasses
 import functools
 import importlib.util
@@ -45,11 +46,10 @@ WANT_THINK_TAGS = frozenset({"hard_format_reward", "mark_reward"})
 
 MAX_REWARD = 1e15  # either sign, so sums and squares stay within float32
 KEPT_SCORES = 8192  # of `compute_score`; more than the answers of one step
-# graders that may take long; how many answers at once, and seconds for those of one step
-IN_TIME = (
-    (code_grading.compute_score, code_grading.AT_ONCE, code_grading.BATCH_SECONDS),
-    # one: its limit is a signal; most answers take a few hundredths
-    (task_rewards.math_score, 1, 60.0),
+# graders that may take long, and for how many answers at once
+SLOW = (
+    (code_grading.compute_score, code_grading.AT_ONCE),
+    (task_rewards.math_score, 1),  # its limit is a signal
 )
 
 
@@ -242,6 +242,16 @@ def call_user_code(what: str, function: Callable, *arguments, **named):
         raise UserError(f"{what} {type(error).__name__}: {reason}; fix it{where}") from error
 
 
+def on_copies(function: Callable) -> Callable:
+    """`function` of the user's, called with copies: what it writes to its arguments stays there."""
+
+    @functools.wraps(function)
+    def called(*arguments, **named):
+        return function(*copy.deepcopy(arguments), **copy.deepcopy(named))
+
+    return called
+
+
 def load_file(path: Path, constant: str = "REWARD_FUNC") -> ModuleType:
     """Loads the user's file, which `constant` names, as a module; UserError if that fails."""
     spec = importlib.util.spec_from_file_location(f"own_{constant}", path)
@@ -282,11 +292,9 @@ def by_row(score: Callable[..., float], reward_file: str) -> Reward:
             scored.clear()
         new = [row for row in dict.fromkeys(rows) if row not in scored]
         if score is task_rewards.compute_score:
-            for grader, at_once, seconds in IN_TIME:
+            for grader, at_once in SLOW:
                 some = [row for row in new if task_rewards.GRADERS.get(row[0]) is grader]
-                scored.update(
-                    zip(some, code_grading.side_by_side(score_of, some, seconds, at_once))
-                )
+                scored.update(zip(some, code_grading.side_by_side(score_of, some, at_once)))
         scored.update((row, score_of(row)) for row in new if row not in scored)
         return [scored[row] for row in rows]
 
@@ -294,12 +302,14 @@ def by_row(score: Callable[..., float], reward_file: str) -> Reward:
 
 
 def guarded(name: str, reward_fn: Reward) -> Reward:
-    """Wraps `reward_fn` under its name in REWARDS and turns its errors into UserError."""
+    """Wraps `reward_fn` under its name in REWARDS, gives it copies, and turns its errors into
+    UserError.
+    """
 
     @functools.wraps(reward_fn)
     def checked(prompts, completions, **columns):
         told, given = f"reward function {name}", dict(prompts=prompts, completions=completions)
-        rewards = call_user_code(f"{told} raised", reward_fn, **given, **columns)
+        rewards = call_user_code(f"{told} raised", on_copies(reward_fn), **given, **columns)
         try:
             values = np.asarray(rewards).tolist()
         except ValueError:  # lists of different lengths

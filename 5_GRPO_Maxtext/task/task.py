@@ -1,5 +1,6 @@
 """The task of a run: its questions and rewards."""
 
+import copy
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Optional
@@ -51,6 +52,11 @@ class Task(NamedTuple):
     def repeat(self, questions: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Each question G times: columns [B] as [B * G]."""
         return {name: column.repeat(self.num_generations) for name, column in questions.items()}
+
+    def with_copies(self) -> "Task":
+        """The same task with copies of its questions, for a METHOD of the user's."""
+        rows = {name: copy.deepcopy(getattr(self, name)) for name in ("train", "test", "held_out")}
+        return self._replace(**rows)
 
     def grade(self, questions: dict[str, np.ndarray], answers) -> Samples:
         """Grades the answers, summing over the rewards. Both arguments hold arrays [B * G, ...]."""

@@ -10,7 +10,7 @@ code_grading.py):
 |                       | 12                                                                       |
 | code, code_generation | code that passes the tests in `ground_truth`                             |
 | qa, trivia            | the text, or one of a JSON list of texts, normalized as in SQuAD:        |
-|                       | without case, punctuation, and a, an, the, unless nothing else is left   |
+|                       | without case, a, an, the, and the punctuation of prose; O+ isn't O-      |
 | classification        | the label, without case and surrounding punctuation                      |
 
 It grades the last <answer>...</answer>, or else the last \boxed{...}, or else the text after the
@@ -24,7 +24,6 @@ import gc
 import json
 import logging
 import re
-import string
 import unicodedata
 
 from task import code_grading
@@ -77,29 +76,80 @@ def number_score(solution_str: str, ground_truth: str) -> float:
     return float(gold is not None and parse_number(final_answer(solution_str)) == gold)
 
 
-_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-_DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2212"), "-")
-_KEPT = re.compile(  # punctuation that changes the answer: -5, 3.5, 1/2, 10:30, 2010-2012, C#, C++
-    r"(?<![\w)])-(?=\.?\d)|(?<=\d)[-./:](?=\d)|(?<!\w)\.(?=\d)|(?<=\b[a-z])(?:#|\+\+)(?!\w)"
+_SPELLED = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2212"), "-") | {
+    0x2044: "/",
+    0x2032: "'",
+}
+_POWER = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹ⁿ]++(?![⁺⁻])")  # not the charge of Ca²⁺
+_MIXED = re.compile("(?<=[0-9])(?=[¼½¾⅐-⅞])")  # of 2½, which NFKC makes 21/2
+_MARKED = re.compile(  # *emphasis*, "a quotation", `code`
+    r"""(?<![\w*`"'])(?:(\*{1,3}|_{1,2}|["'])(?!\s)([^*_"']+)(?<!\s)\1|`([^`]+)`)(?![\w*`"'])"""
 )
+_LAST_CALL = re.compile(r"(?<![\d)!])(?<!\b[a-z])!+$")  # not the factorial of 5! and n!
+_QUOTES = "\"'“”„‘’«»「」『』"
+_PAIRS = {"(": ")", "[": "]", "{": "}"}
+# "(1, 2)" isn't "[1, 2]"
+_LIST = re.compile(r"\d\s*[,;]")
+# The signs that only punctuate prose, each where it does. Every other sign is part of the answer:
+# O+, < 5, 3^2, 2*3, x_1, 5!, 3.5, 10:30, f(x), 5'.
+_PROSE = re.compile(
+    r"""[;?¿¡…。、“”„‘«»「」『』] | (?<![\d)]) (?<!\b[a-z]) !
+    | ,(?!\d) | (?<!\d), | (?<=\d),(?=\d{3}(?!\d))             # of 1,000, but not of 1,2
+    | \.(?!\d) | (?<=[^\W\d])\. | :(?!\S) | (?<!\S): | (?<=[^\W\d]{2}):
+    | (?<=[^\W\d]{2})-(?=[^\W\d]) | (?<=[^\W\d])-(?=[^\W\d]{2})  # self-made, but not x-y
+    | (?:\A|(?<=[^\W\d]{2}\s)) - (?=\s+[^\W\d]{2})              # Paris - France
+    | (?<![\d)]) (?<!\b[a-z]) ["'’] | ["'’](?=\w)              # a prime follows 5' and f'
+    """,
+    re.VERBOSE,
+)
+_INNER = re.compile(  # a remark in brackets, which touch no word or sign outside of them
+    r"(?<![\w^)\]}])(?:\(([^()\[\]{}]*)\)|\[([^()\[\]{}]*)\]|\{([^()\[\]{}]*)\})(?![\w^*/(\[{+=!-])"
+)
+_ARTICLES = re.compile(r"\b(?:a|an|the)\s+(?=\w)")  # not the A of "vitamin A"
+
+
+def unwrapped(text: str) -> str:
+    """`text` in lower case and single spaces, without what only wraps it: quotes, brackets, stars,
+    a full stop.
+
+    Unicode's other spellings become one (NFKC), but x² becomes x^2 and 2½ becomes 2 1/2.
+    """
+    text = _POWER.sub(lambda power: "^" + power[0], _MIXED.sub(" ", text.replace("″", '"')))
+    text = unicodedata.normalize("NFKC", text).casefold().translate(_SPELLED)
+    text = " ".join(text.split())
+    for _ in range(4):  # "**(x)**."
+        text = _LAST_CALL.sub("", text.rstrip(".,;:?…。、 "))
+        text = _MARKED.sub(lambda match: match[2] or match[3], text)
+        if text[:1] and text[0] in _QUOTES:
+            text = text.strip(_QUOTES)
+        closed = _PAIRS.get(text[:1])
+        if closed and text.endswith(closed) and not set(text[1:-1]) & set("()[]{}"):
+            text = text if _LIST.search(text) else text[1:-1]
+    return text
 
 
 def normalize_text(text: str) -> str:
     """SQuAD's normalization (arXiv 1606.05250): lower case, no punctuation, no articles, single
     spaces.
 
-    Unlike SQuAD, it keeps _KEPT, and answers that would become empty, such as "A" and "?". Text
-    longer than MAX_LENGTH isn't a short answer and becomes empty, because normalizing a long run of
-    combining marks takes quadratic time.
+    Unlike SQuAD, it only drops the signs of prose (_PROSE), and keeps answers that would become
+    empty, such as "A" and "?". Text longer than MAX_LENGTH isn't a short answer and becomes empty,
+    because normalizing a long run of combining marks takes quadratic time.
     """
     if len(text) > MAX_LENGTH:
         return ""
-    text = unicodedata.normalize("NFKC", text).casefold().translate(_DASHES)
-    kept = {i for match in _KEPT.finditer(text) for i in range(*match.span())}
-    dropped = {c for c in text if unicodedata.category(c)[0] == "P" or c in string.punctuation}
-    bare = "".join(c for i, c in enumerate(text) if i in kept or c not in dropped)
-    forms = (" ".join(form.split()) for form in (_ARTICLES.sub(" ", bare), bare, text))
-    return next(filter(None, forms), "")
+
+    def content(match):
+        inside = match[match.lastindex] if match.lastindex else ""
+        return match[0] if _LIST.search(inside) else inside
+
+    whole = unwrapped(text)
+    bare = _INNER.sub(content, whole)
+    for opening, closing in _PAIRS.items():
+        if opening not in bare:  # that of "B)"
+            bare = bare.replace(closing, "")
+    bare = _ARTICLES.sub("", " ".join(_PROSE.sub("", bare).split()))
+    return bare or whole or " ".join(text.split())
 
 
 def text_score(solution_str: str, ground_truth: str) -> float:
@@ -125,20 +175,64 @@ def aliases(ground_truth: str) -> list[str]:
 def label_score(solution_str: str, ground_truth: str) -> float:
     """1.0 if the answer is the label and nothing else; an answer that names two labels is wrong.
 
-    Ignores quotes, brackets, stars and full stops around it, but not signs such as in -1, C# and
-    A+.
+    Ignores what `unwrapped` takes off, but not signs such as in -1, C#, A+ and <5.
     """
-
-    def normal(label):
-        return " ".join(label.casefold().split()).strip("\"'`.,;:!?()[]{}<>*_“”‘’。「」 ")
-
-    return float(normal(final_answer(solution_str)) == normal(ground_truth) != "")
+    label = unwrapped(final_answer(solution_str)[:MAX_LENGTH])
+    return float(label == unwrapped(ground_truth) != "")
 
 
 def may_hold(equation: str) -> bool:
     """False for "17 = 18", where math-verify would take the last side as the answer."""
     values = set(map(arithmetic, equation.split("="))) if len(equation) <= MAX_EQUATION else set()
     return len(values) < 2 or None in values
+
+
+# What math-verify skips, so two texts have to agree in it: the base of 4210_5, a relation without a
+# left side, a prime, dots, an operator without operands, words that multiply, a second sentence.
+_SKIPPED = re.compile(
+    r"""(?P<base>(?<=\d)_\{?\w+) | (?P<relation>\A\s*(?:[<>≠≈≤≥~¬]|\\(?:n?eq?|not|approx|sim|simeq
+    |cong|equiv|neg|[gl](?:eq?|t)?q?(?:slant)?)(?![a-z]))) | (?P<prime>'+)
+    | (?P<dots>\\[lc]?dots|\.\.\.|…) | (?P<operator>\\(?:lim|sum|prod|int|neg|not)(?![a-z]))
+    | \b(?P<words>\w*illions?|thousand|hundred|dozens?|grand|gross|lakh|crore|hal(?:f|ves)|twice
+    |double|triple|minus|negative|or\ (?:more|less|so)|at\ (?:least|most)|base|no|not|never)\b
+    | (?P<sentence>\? | [.!]\s+(?=[A-Za-z]))""",
+    re.IGNORECASE | re.VERBOSE,
+)
+# May be left out, but not exchanged: the unit after a number, and the bracket around a list.
+_UNIT = re.compile(
+    r"\A(?:[^A-Za-z+\\]|\\[dt]?frac|\\sqrt|\\pi|\\left|\\right)+(?:\\(?:text|mathrm|mbox)\{\s*)?"
+    r"(\^\{?\\circ|\\?%|°|[cmk]?m|[mk]?g|m?[lL]|in|ft|yd|mi|h|min|s)[\s}.^23²³]*\Z"
+)
+_BRACKET = re.compile(r"\A\s*(?:\\left)?(\\\{|[(\[])(?=.*,)")
+# what only names the right side of an equation: x = , f(x) = , a_1 =
+_NAME = re.compile(
+    r"(\A|[,;$]|\b(?:or|and)\b\s*\}?)"
+    r"\s*(?!\\n(?:ot|eg)\b)(?:\\?[A-Za-z]{1,20}\s*){1,2}(?:_\{?\w+\}?)?'*(?:\([a-z]\))?\s*=(?!=)"
+)
+
+
+def skipped(text: str) -> dict[str, list[str]]:
+    """What math-verify skips in a text, by kind."""
+    found: dict[str, list[str]] = {}
+    for match in _SKIPPED.finditer(text):
+        found.setdefault(match.lastgroup, []).append(match[0].replace("{", "").strip().lower())
+    return found
+
+
+def sides_to_check(answer: str, gold: str) -> list[str]:
+    """The texts that all have to equal `gold`: the answer without names (x = 5), or the sides of
+    its equation (6 * 4 = 24) if `gold` is none. Empty if what math-verify skips differs.
+    """
+    answer, gold = (_NAME.sub(r"\1 ", text.replace(r"\$", "")) for text in (answer, gold))
+    for mark in (_UNIT, _BRACKET):
+        marks = {match[1].strip("\\^{") for text in (answer, gold) if (match := mark.search(text))}
+        if len(marks) > 1:
+            return []
+    if skipped(answer) != skipped(gold) or not may_hold(answer):
+        return []
+    if "=" not in answer or "=" in gold:
+        return [answer]
+    return answer.split("=") if len(answer) <= MAX_EQUATION else []
 
 
 MATH_SECONDS = 3  # to parse an expression, and again to compare; uses a signal, so main thread only
@@ -171,13 +265,15 @@ def math_score(solution_str: str, ground_truth: str) -> float:
     import math_verify
 
     answer = marked_answer(solution_str)
-    if not answer or len(answer) > MAX_LENGTH or not may_hold(answer):
+    if not answer or len(answer) > MAX_LENGTH:
         return 0.0
+    sides = sides_to_check(answer, ground_truth)
     gc.disable()  # a timeout that is raised inside jax's callback for a collection would be lost
     try:
         if not (gold := read_gold(ground_truth)):
             raise ValueError(f"math-verify cannot read ground_truth {ground_truth!r}")
-        return float(math_verify.verify(gold, read_math(answer), timeout_seconds=MATH_SECONDS))
+        equal = functools.partial(math_verify.verify, gold, timeout_seconds=MATH_SECONDS)
+        return float(bool(sides) and all(equal(read_math(side)) for side in sides))
     finally:
         gc.enable()
 

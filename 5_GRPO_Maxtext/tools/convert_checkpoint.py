@@ -261,7 +261,10 @@ def to_huggingface(
             weights[name] = weights[name] + np.asarray(
                 lora.product(a, b, weights[name].shape, scale)
             )
-    write_safetensors(c, hf, config, llama.hf_weights(hf, config, weights.pop), target)
+    # In the type they have; `write_safetensors` converts them with NumPy, because XLA converts
+    # nothing to float16 on a processor without F16C.
+    as_stored = to_config(hf, str(next(iter(weights.values())).dtype), scanned)
+    write_safetensors(c, hf, config, llama.hf_weights(hf, as_stored, weights.pop), target)
     for path in llama.side_files(folder):  # as they are
         place = target / path.relative_to(folder)
         place.parent.mkdir(exist_ok=True)

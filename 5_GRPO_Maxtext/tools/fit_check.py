@@ -46,16 +46,17 @@ from typing import Literal
 
 # Before jax is imported: run on the CPU, and let the compilers work without looking for a chip or a
 # cloud.
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.update(
-    CUDA_VISIBLE_DEVICES="-1",
-    TPU_SKIP_MDS_QUERY="1",
-    TPU_ACCELERATOR_TYPE="v5p-8",
-    TPU_WORKER_ID="0",
-    TPU_WORKER_HOSTNAMES="localhost",
-    ALLOW_MULTIPLE_LIBTPU_LOAD="1",
-    TPU_LOG_DIR="disabled",
-)
+if __name__ == "__main__":
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ.update(
+        CUDA_VISIBLE_DEVICES="-1",
+        TPU_SKIP_MDS_QUERY="1",
+        TPU_ACCELERATOR_TYPE="v5p-8",
+        TPU_WORKER_ID="0",
+        TPU_WORKER_HOSTNAMES="localhost",
+        ALLOW_MULTIPLE_LIBTPU_LOAD="1",
+        TPU_LOG_DIR="disabled",
+    )
 
 import settings  # before jax: sets XLA's flags  # isort: skip
 import jax

@@ -1,10 +1,8 @@
 """Makes `tiny_llama/` and `tiny_gsm8k/`: a base model that *can* do the task but often doesn't.
 
 Reinforcement learning can only reinforce what a model already does now and then. So we train this
-model, by plain next-token prediction, on demonstrations that are imperfect in two systematic ways:
-
-    reading    most demonstrations of some kinds of problem misread the operation (subtract -> add)
-    format     many forget a tag, with some objects more often than not
+model as supervised_fine_tuning.py does, only longer, on the imperfect demonstrations of
+task/demonstrations.py: about half misread the problem, and about half forget a tag.
 
 So its most likely answer is wrong or badly formatted about half the time, but sampling can still
 find a right one. With clean demonstrations all answers to a question would agree, and GRPO would
@@ -24,7 +22,6 @@ import itertools
 import json
 import random
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,35 +73,28 @@ if __name__ == "__main__":  # refuses a wrong constant now, before seconds of im
     settings.refuse_early(Constants)
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import safetensors.numpy
 import transformers
-from flax import nnx
 from maxtext.utils import model_creation_utils
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from tqdm import trange
 
 from model import llama, versions
 from run import memory
+from supervised_fine_tuning import make_optimizer, to_arrays, update
+from task.demonstrations import (
+    ASSISTANT,
+    BOS,
+    EOS,
+    TAGS,
+    demonstrate,
+    make_problem,
+    work_out,
+)
 from task.run_grader import load_file
 
-# Names, objects and the six kinds of problem; its larger numbers are not used here.
-PROBLEMS = tomllib.loads((HERE / "examples/problems.toml").read_text(encoding="utf-8"))[
-    "larger_numbers"
-]
-# Share of the demonstrations that forget a tag, and which tag, by the object of the problem.
-FORGETS = dict.fromkeys(("apples", "pencils"), (0.40, "</reasoning>"))
-FORGETS |= dict.fromkeys(("marbles", "books"), (0.40, "<answer>"))
-FORGETS |= dict.fromkeys(("stickers", "coins"), (0.60, "</reasoning>"))
-FORGETS |= dict.fromkeys(("cards", "shells"), (0.60, "<answer>"))
-# Share of misread demonstrations, by kind of problem (see `make_problem`).
-MISREADS = (0.40, 0.60, 0.60, 0.40, 0.60, 0.40)
-
-BOS, EOS, PAD, UNKNOWN = "<|begin_of_text|>", "<|eot_id|>", "<|pad|>", "<|unknown|>"
-ASSISTANT = "<|assistant|>"
-TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
+PAD, UNKNOWN = "<|pad|>", "<|unknown|>"
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}" + ASSISTANT + "{% endif %}"
@@ -112,50 +102,7 @@ CHAT_TEMPLATE = (
 WORD = r" ?[A-Za-z]+|\d|[^\sA-Za-z\d]|\s"  # a word with the space before it, one digit, one sign
 
 
-# %% Problems and demonstrations -------------------------------------------------------------------
-def make_problem(rng: random.Random) -> tuple[str, list[tuple[str, int]], int, str]:
-    """A question; its steps (operator, operand), the first without operator; its kind, 0 to 5; its
-    object.
-    """
-    name, things = rng.choice(PROBLEMS["names"]), rng.choice(PROBLEMS["things"])
-    a, b, c = rng.randint(2, 12), rng.randint(2, 9), rng.randint(2, 5)
-    kind = rng.randrange(6)
-    question, working, _ = PROBLEMS["problems"][kind]
-    words = dict(
-        name=name, things=things, a=a, b=b, c=c, s=a + b, m=c * b, a_c=a + c, m_a=c * b + a, t=3 * a
-    )
-    work = re.findall(r"(\d+)([-+*])(\d+)=", working.format(**words))
-    steps = [("", int(work[0][0])), *((operator, int(operand)) for _, operator, operand in work)]
-    return question.format(**words), steps, kind, things
-
-
-def work_out(steps: list[tuple[str, int]]) -> tuple[str, int]:
-    """The written steps, such as "15-4=11,11+3=14", and the result."""
-    total, lines = steps[0][1], []
-    for operator, operand in steps[1:]:
-        before = total
-        total = {"+": total + operand, "-": total - operand, "*": total * operand}[operator]
-        lines.append(f"{before}{operator}{operand}={total}")
-    return ",".join(lines), total
-
-
-def solve(test: set[str], rng: random.Random) -> list[tuple[str, bool]]:
-    """A question not in `test` and one imperfect demonstration: texts, and whether to train on
-    them.
-    """
-    question = None
-    while question is None or question in test:
-        question, steps, kind, thing = make_problem(rng)
-    if rng.random() < MISREADS[kind]:  # misreads the first operation, always as the same other one
-        first, (operator, operand), *rest = steps
-        steps = [first, ({"+": "*", "-": "+", "*": "+"}[operator], operand), *rest]
-    work, result = work_out(steps)
-    text = f"<reasoning>{work}</reasoning><answer>{result}</answer>"
-    share, tag = FORGETS[thing]
-    answer = text.replace(tag, "") if rng.random() < share else text
-    return [(BOS + question + ASSISTANT, False), (answer + EOS, True)]
-
-
+# %% Questions -----------------------------------------------------------------------------------
 def make_dataset(rng: random.Random) -> dict[str, list[dict[str, str]]]:
     """Distinct questions with right answers in GSM8K's columns, by split."""
     rows = {}
@@ -225,46 +172,18 @@ def make_tokenizer(c: Constants) -> transformers.PreTrainedTokenizerFast:
 
 
 # %% Training by next-token prediction -------------------------------------------------------------
-def make_batch(
-    c: Constants, tokenizer, test: set[str], rng: random.Random
-) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids of demonstrations, int32 [B, L], and the loss mask, float32 [B, L]."""
-    ids = np.full((TRAINING_BATCH, RECIPES[c.TASK].max_tokens), tokenizer.pad_token_id, np.int32)
-    learned = np.zeros(ids.shape, np.float32)
-    for row, mask in zip(ids, learned, strict=True):
-        spoken = wander(rng) if c.TASK == "grid" else solve(test, rng)
-        texts = [(tokenizer.encode(text, add_special_tokens=False), mine) for text, mine in spoken]
-        length = sum(len(tokens) for tokens, _ in texts)
-        row[:length] = [token for tokens, _ in texts for token in tokens]
-        mask[:length] = [mine for tokens, mine in texts for _ in tokens]
-    return ids, learned
-
-
-def train(c: Constants, adapter, mesh, tokenizer, test: set[str], rng: random.Random) -> None:
-    """Trains in place with AdamW, warm-up and cosine decay."""
+def train(c: Constants, model, mesh, tokenizer, test: set[str], rng: random.Random) -> None:
+    """Trains in place, each step on TRAINING_BATCH new demonstrations or walks."""
     recipe = RECIPES[c.TASK]
-    schedule = optax.warmup_cosine_decay_schedule(
-        0, recipe.learning_rate, recipe.warmup_steps, recipe.steps
-    )
-    transform = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule))
-    optimizer = nnx.Optimizer(adapter, transform, wrt=nnx.Param)
-
-    @nnx.jit
-    def step(model, optimizer, ids, learned):
-        def loss_fn(model):
-            positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
-            logits, _ = model(ids, positions, None, None)  # [B, L, V]
-            loss = optax.softmax_cross_entropy_with_integer_labels(logits[:, :-1], ids[:, 1:])
-            return (loss * learned[:, 1:]).sum() / learned.sum()
-
-        loss, grads = nnx.value_and_grad(loss_fn)(model)
-        optimizer.update(model, grads)
-        return loss
-
+    optimizer = make_optimizer(model, recipe.learning_rate, recipe.warmup_steps, recipe.steps)
     progress = trange(recipe.steps, desc="next-token training")
     with mesh:
         for i in progress:
-            loss = step(adapter, optimizer, *make_batch(c, tokenizer, test, rng))
+            texts = [
+                wander(rng) if c.TASK == "grid" else demonstrate(test, rng)
+                for _ in range(TRAINING_BATCH)
+            ]
+            loss = update(model, optimizer, *to_arrays(texts, tokenizer, recipe.max_tokens))
             if i % 50 == 0 or i == recipe.steps - 1:
                 progress.set_postfix(loss=f"{float(loss):.4f}")
 

@@ -10,6 +10,7 @@ known answers more often? At large k many untrained models overtake the trained 
 Writes pass_at_k.csv. The answers are sampled from the policy itself, at temperature 1.
 """
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -65,7 +66,7 @@ import inference
 import reward_func
 from model import devices, llama, versions
 from model.rollout import sampling_config
-from run import process, run_folder, start
+from run import process, run_files, run_folder, start
 from run import trained as runs
 from task import questions, run_grader
 from task.questions import GRADED
@@ -90,8 +91,10 @@ def interval(values: np.ndarray, seed: int) -> tuple[float, float]:
 
 
 # %% Answers ---------------------------------------------------------------------------------------
-def count_right(c: Constants, run: str, trained: bool) -> dict[str, np.ndarray]:
-    """How many of n answers to each question are right, strict and lenient: int [Q] each."""
+def read_run(c: Constants, run: str):
+    """How a run asks and grades: inference's constants, the checkpoint, the tokenizer, the grader,
+    and the questions.
+    """
     at_once = min(c.BATCH_SIZE, c.SAMPLES * c.NUM_QUESTIONS)
     arguments = [f"CHECKPOINT={run}", f"REWARD_FUNC={c.REWARD_FUNC}", f"BATCH_SIZE={at_once}"]
     ask, _, checkpoint = inference.read_arguments(arguments)
@@ -104,6 +107,30 @@ def count_right(c: Constants, run: str, trained: bool) -> dict[str, np.ndarray]:
     tokenizer = llama.load_tokenizer(llama.fetch_model(ask.MODEL)[0])
     made.NUM_TEST_QUESTIONS = c.NUM_QUESTIONS
     rows = start.make_splits(made, {"test": data["test"]}, grader, tokenizer)[0]["test"]
+    return ask, checkpoint, tokenizer, grader, rows
+
+
+def check_comparable(c: Constants, runs: Sequence[str]) -> None:
+    """UserError if the runs' figures don't mean the same: one row is untrained, for all of them."""
+    meanings, digest = [], functools.cache(run_folder.model_digest)
+    for run in runs:
+        ask, checkpoint, _, grader, rows = read_run(c, run)
+        own = {"REWARDS": ",".join(grader.names), "REWARD_FUNC": ask.REWARD_FUNC}
+        constants = checkpoint.constants | own | {"EVAL_CONFIG": "policy"}
+        identity = {"MODEL": digest(ask.MODEL)}  # as it is now
+        meanings.append(run_files.meaning(constants, identity, rows))
+    for run, one in zip(runs[1:], meanings[1:]):
+        if names := run_files.differences(meanings[0], one):
+            raise UserError(
+                f"CHECKPOINT={','.join(runs)}: {run} and {runs[0]} differ in {', '.join(names)}, "
+                "so one table can't hold both; name runs that are the same in these"
+            )
+
+
+def count_right(c: Constants, run: str, trained: bool) -> dict[str, np.ndarray]:
+    """How many of n answers to each question are right, strict and lenient: int [Q] each."""
+    ask, checkpoint, tokenizer, grader, rows = read_run(c, run)
+    at_once = ask.BATCH_SIZE
     rollout = runs.make_rollout(ask, tokenizer, c.SAMPLES * len(rows), checkpoint)
     if trained:
         runs.warn_if_model_changed(ask.MODEL, checkpoint, "; counted as it is now")
@@ -144,6 +171,8 @@ def main(arguments: Sequence[str]) -> None:
         raise UserError(f"RUN_DIR={folder}: holds another table; choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
     names = [name.strip() for name in c.CHECKPOINT.split(",") if name.strip()] or [""]
+    if len(names) > 1:
+        check_comparable(c, names)
     counts = {"untrained": count_right(c, names[0], trained=False)}
     counts |= {name: count_right(c, name, trained=True) for name in names}
     rows = table(c, counts)

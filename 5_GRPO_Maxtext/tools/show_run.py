@@ -27,8 +27,10 @@ def main(arguments: list[str]) -> None:
         raise UserError(
             f"show_run {' '.join(arguments)}: give a run's folder, such as runs/mine, or two"
         )
-    path = page.write(*folders)
-    for run in map(page.read, folders):
+    path, runs = page.write(*folders), [page.read(folder) for folder in folders]
+    if len(runs) > 1 and (names := page.differing(*runs)):
+        print(f"note: the runs also differ in {', '.join(names)}")
+    for run in runs:
         print(escape_controls(f"{run.folder}: {'; '.join(run.headline)}"))
         print(
             escape_controls("\n".join(run.health)) or f"{len(run.log)} steps, and nothing to report"
