@@ -78,20 +78,20 @@ def draw_answers() -> None:
 def draw_values() -> None:
     """A frame per number of episodes: the best action's value in each of the sixteen cells."""
     assets = ROOT / "1_Q_Learning" / "assets"
-    large, small = (ImageFont.truetype(str(MONO), size) for size in (44, 36))
+    large, small = (ImageFont.truetype(str(MONO), size) for size in (36, 28))
     frames = []
     groups = pd.read_csv(assets / "crawl_film.csv").groupby("episodes", sort=False)
     for episodes, rows in groups:
-        frame, draw = page(800, 880)
+        frame, draw = page(600, 660)
         for i, value in enumerate(rows.best_value):
-            y, x = (200 * part for part in divmod(i, 4))
-            inside = (x + 8, y + 8, x + 192, y + 192)
-            draw.rectangle(inside, outline=GREEN if i == 15 else INK, width=8 if i == 15 else 3)
+            y, x = (150 * part for part in divmod(i, 4))
+            inside = (x + 6, y + 6, x + 144, y + 144)
+            draw.rectangle(inside, outline=GREEN if i == 15 else INK, width=6 if i == 15 else 2)
             if i < 15 and value >= 0.5:
-                top = y + 188 - 176 * value / 100  # a bar that rises with the value
-                draw.rectangle((x + 12, top, x + 30, y + 188), fill=BLUE)
-                draw.text((x + 110, y + 100), f"{value:.0f}", BLUE, large, anchor="mm")
-        draw.text((790, 842), str(episodes), INK, small, anchor="rm")
+                top = y + 141 - 132 * value / 100  # a bar that rises with the value
+                draw.rectangle((x + 9, top, x + 23, y + 141), fill=BLUE)
+                draw.text((x + 84, y + 75), f"{value:.0f}", BLUE, large, anchor="mm")
+        draw.text((592, 632), str(episodes), INK, small, anchor="rm")
         frames.append(frame)
     save(frames, [700] * (len(frames) - 1) + [3000], assets / "values_crawl.gif")
 
