@@ -93,7 +93,7 @@ def draw_values() -> None:
                 draw.text((x + 84, y + 75), f"{value:.0f}", BLUE, large, anchor="mm")
         draw.text((592, 632), str(episodes), INK, small, anchor="rm")
         frames.append(frame)
-    save(frames, [700] * (len(frames) - 1) + [3000], assets / "values_crawl.gif")
+    save(frames, [700] * (len(frames) - 1) + [3000], assets / "crawl_film.gif")
 
 
 if __name__ == "__main__":
