@@ -56,19 +56,19 @@ def draw_answers() -> None:
     """A frame per step: the eight answers in three colors, and how far the training is."""
     assets = ROOT / "5_GRPO_Maxtext" / "assets"
     film = json.loads((assets / "answers_while_training.json").read_text())
-    font = ImageFont.truetype(str(MONO), 42)
+    font = ImageFont.truetype(str(MONO), 36)
     rows = [text for texts in film["answers"].values() for text in texts]
     width = int(font.getlength(max(rows, key=len))) + 40
     frames = []
     for step, texts in film["answers"].items():
-        frame, draw = page(width, 8 * 66 + 80)
+        frame, draw = page(width, 8 * 56 + 70)
         for row, text in enumerate(texts):
-            draw.text((10, 66 * row + 6), text, colour_of(text, film["answer"]), font)
-        bottom = 8 * 66 + 40
-        draw.line((10, bottom, width - 150, bottom), INK, 4)
-        done = 10 + (width - 160) * int(step) / 100
-        draw.line((10, bottom, done, bottom), BLUE, 16)
-        draw.text((width - 20, bottom), step, BLUE, font, anchor="rm")
+            draw.text((10, 56 * row + 6), text, colour_of(text, film["answer"]), font)
+        bottom = 8 * 56 + 36
+        draw.line((10, bottom, width - 120, bottom), INK, 3)
+        done = 10 + (width - 130) * int(step) / 100
+        draw.line((10, bottom, done, bottom), BLUE, 14)
+        draw.text((width - 10, bottom), step, BLUE, font, anchor="rm")
         frames.append(frame)
     times = [900] * (len(frames) - 1) + [3000]
     save(frames, times, assets / "eight_answers.gif")
