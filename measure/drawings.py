@@ -96,13 +96,13 @@ def gae_timeline() -> Figure:
     figure.subplots_adjust(0.01, 0.01, 0.99, 0.99, hspace=0.1)
     rows[0].set(ylim=(-3.4, 0.6))
     for y, words in enumerate(("step", "reward", "V", "δ")):
-        say(rows[0], 0.1, -y, words, ha="right", weight="bold")
+        say(rows[0], -0.7, -y, words, ha="left", weight="bold")
         for step, number in zip(steps, (steps, REWARDS, PROMISES, delta)[y], strict=True):
             say(rows[0], step, -y, signed(number) if words == "δ" else str(number))
     kinds = {
-        0.0: "trust the critic at once",
+        0.0: "trust the critic after one step",
         0.5: "each later step counts half",
-        1.0: "count all that came",
+        1.0: "trust only the rewards",
     }
     for axes, (gae_lambda, words) in zip(rows[1:], kinds.items(), strict=True):
         shares = delta * gae_lambda ** (steps - 1)
@@ -134,6 +134,86 @@ def gae_timeline() -> Figure:
     for axes in rows:
         axes.set(xlim=(-0.7, 8.6), xticks=[], yticks=[])
         axes.spines[:].set_visible(False)
+    return figure
+
+
+# The course on one page: what an algorithm learns, from what, its update, its baseline, its limit.
+CARD = {
+    "1 Q-learning": (
+        "learns: a table of values, Q(s, a)",
+        "from: single steps, whoever chose the action",
+        "update: Q(s, a) += α · (r + γ · max Q(s′, ·) − Q(s, a))",
+        "baseline: none, it compares with its own estimate",
+        "limit: one table row per state, a few actions",
+    ),
+    "2 DQN": (
+        "learns: a network that computes the values",
+        "from: a buffer of old steps, each used many times",
+        "update: one gradient step on (r + γ · max Q′(s′, ·) − Q(s, a))²",
+        "baseline: none, the target comes from a delayed copy Q′",
+        "limit: no continuous actions; training can be unstable",
+    ),
+    "3 REINFORCE": (
+        "learns: the policy π(a|s) itself",
+        "from: whole episodes of the current policy, used once",
+        "update: θ += η · (return − baseline) · ∇ log π(a|s)",
+        "baseline: anything the action doesn't change: a mean, a critic",
+        "limit: noisy, and every batch is thrown away",
+    ),
+    "3 PPO": (
+        "learns: a policy and a critic",
+        "from: rollouts of the current policy, used ten times",
+        "update: maximize min(ratio · A, clip(ratio, 1 ± ε) · A)",
+        "baseline: the critic's V(s), with GAE",
+        "limit: needs a second network, and trains it all the time",
+    ),
+    "4, 5 GRPO": (
+        "learns: a policy, up to a language model",
+        "from: eight answers to each question, graded by a program",
+        "update: PPO's, minus β · KL to the frozen start",
+        "baseline: the mean of the eight answers",
+        "limit: a group of equal rewards teaches nothing",
+    ),
+}
+
+
+def course_card() -> Figure:
+    """The five algorithms below each other, five lines each: one page to print."""
+    figure, axes = sheet(8.3)
+    for i, (name, lines) in enumerate(CARD.items()):
+        top = 8.2 - 1.64 * i
+        box(axes, (3, top - 0.77), (5.9, 1.54), "", (BLUE, BLUE, ORANGE, ORANGE, GREEN)[i])
+        say(axes, 0.2, top - 0.2, name, ha="left", weight="bold", fontsize=11.5)
+        for row, line in enumerate(lines):
+            say(axes, 0.2, top - 0.45 - 0.228 * row, line, ha="left")
+    return figure
+
+
+def kl_band() -> Figure:
+    """Two possible answers: how far the policy is from the reference, and which way it's pulled."""
+    figure, [axes] = panels(1, height=3.3)
+    p = np.linspace(0.001, 0.999, 400)  # of the first answer; the reference gives it one half
+    kl = p * np.log(p / 0.5) + (1 - p) * np.log((1 - p) / 0.5)
+    axes.plot(p, kl, color=GREY)
+    here = 0.8 * np.log(0.8 / 0.5) + 0.2 * np.log(0.2 / 0.5)
+    band = np.linspace(0.5, 0.7, 25)  # the rubber band, as a zigzag
+    zigzag = -0.11 + 0.035 * np.where(np.arange(25) % 2, 1, -1) * (np.arange(25) % 24 > 0)
+    axes.plot(band, zigzag, color=ORANGE, lw=1.5)
+    axes.plot([0.5, 0.8], [0, here], "o", color=BLUE)
+    axes.vlines([0.5, 0.8], -0.11, [0, here], color=GREY, lw=0.8, ls=":")
+    arrow(axes, (0.8, -0.11), (0.69, -0.11), color=ORANGE, lw=2.5)
+    arrow(axes, (0.8, -0.11), (0.93, -0.11), color=GREEN, lw=2.5)
+    say(axes, 0.5, 0.06, "reference")
+    say(axes, 0.77, 0.24, f"policy: KL = {here:.3f}", ha="right")
+    say(axes, 0.62, -0.22, "the KL pulls back", color=ORANGE)
+    say(axes, 0.88, -0.22, "the reward pulls", color=GREEN)
+    axes.set(
+        title="The further the policy moves away, the harder it's pulled back",
+        xlabel="probability of the first answer",
+        ylabel="KL to the reference, nats",
+        ylim=(-0.3, 0.7),
+        yticks=(0, 0.2, 0.4, 0.6),
+    )
     return figure
 
 

@@ -395,6 +395,33 @@ def pull(table: Path) -> Figure:
     return figure
 
 
+def beta(table: Path) -> Figure:
+    """Three shares against the weight of the KL: greedy and sampled accuracy, groups with signal.
+
+    Means of the seeds; the strength of the penalty isn't to scale.
+    """
+    rows = pd.read_csv(table).query("method == 'grpo'").copy()
+    changes = {"BETA=0.0": "0", "BETA=0.01": "0.01", "unchanged": "0.1", "BETA=1.0": "1"}
+    means = rows.groupby("changed").mean(numeric_only=True).loc[[*changes]]
+    x = np.arange(len(changes))
+    figure, [axes] = panels(1, height=3.4)
+    for values, color, label, place in (
+        (means.test_accuracy, GREEN, "most likely digit right", (0.05, 102)),
+        (means.test_sampled_accuracy, BLUE, "sampled digit right", (1.1, 78)),
+        (1 - means.zero_variance, ORANGE, "groups with a signal", (0.5, 27)),
+    ):
+        axes.plot(x, 100 * values, "o-", color=color)
+        axes.text(*place, label, color=color)
+    axes.set_xticks(x, [*changes.values()])
+    axes.set(
+        title="A stronger KL penalty: more groups teach, but samples get worse",
+        xlabel="β, the weight of the KL penalty",
+        ylabel="%",
+        ylim=(0, 109),
+    )
+    return figure
+
+
 # %% Folder 5 --------------------------------------------------------------------------------------
 def report(log: Path, seeds: Path) -> Figure:
     """While a run trains: its answers and held-out questions. Below: the test before and after."""

@@ -13,7 +13,7 @@ import numpy as np
 import pages
 import pytest
 from folders import load, load_all
-from measure import drawings, pictures, run, tables
+from measure import drawings, films, pictures, run, tables
 from pages import ROOT
 
 import constants
@@ -45,6 +45,8 @@ def test_the_maps_times_are_those_of_the_first_runs_and_their_sum_is_below_20_mi
 
 NAMES = re.compile(
     r"[A-Z_]+=.*|&lt;.*|\w+(/\w+)*\.py|(mesh|data|model|top-k) \d.*|actor|agent|critic|Q\(.*|"
+    r"bias [\d.]+|relu\(.*|"
+    r"has|cards|loses|and|then|buys|more|many|are|there|now|"  # the tokens of Kim's question
     r"(\d )?[A-Z][\w-]*(:|,? (DQN|MaxText|Orbax|0/1 reward|PPO))*|group_std, .*|Tom has .*"
 )
 
@@ -82,12 +84,20 @@ def test_the_labels_of_chinese_pictures_are_chinese_but_for_names():
         assert labels and not (english if path.stem.endswith("_ch") else chinese), path
 
 
-@pytest.mark.parametrize("name", ["overestimation", "values_crawl", "accuracy", "course_map"])
+@pytest.mark.parametrize("name", ["overestimation", "course_card", "accuracy", "course_map"])
 def test_a_picture_is_drawn_from_its_table_as_it_is_committed(name, tmp_path):
     [job] = [j for j in run.jobs() if j.make["files"][0] == f"{name}.svg"]
     pictures.save(drawings.drawn(job.make["draw"], *job.sources()), tmp_path / f"{name}.svg")
     for path in job.products():
         assert path.read_text() == (tmp_path / path.name).read_text()
+
+
+def test_an_answers_color_in_the_film_is_what_the_reward_says():
+    """All points: green. The right number without all points: orange. A wrong number: red."""
+    group = json.loads((ROOT / "5_GRPO_Maxtext" / "assets" / "eight_answers.json").read_text())
+    meant = {9.5: films.GREEN, 5.5: films.ORANGE, 4.0: films.RED, 0.0: films.RED}
+    for answer in group["before"]:
+        assert films.colour_of(answer["text"], group["answer"]) == meant[answer["reward"]]
 
 
 def test_the_push_of_a_group_on_its_tokens_by_hand():

@@ -264,6 +264,8 @@ def navigation() -> list:
         entries.append(
             {title_of(chapter): [address[chapter], *({title_of(p): address[p]} for p in rest)]}
         )
+    check = next(path for path in pages if path.stem.startswith("what_you_should_know"))
+    entries.append({title_of(check): address[check]})
     glossary, playground, report = NAMES[LANGUAGE]
     playground = {playground: f"root:{place(PLAYGROUND)}#lang={LANGUAGE}"}
     return [*entries, {glossary: "GLOSSARY.md"}, playground, {report: f"root:{place(REPORT)}"}]
