@@ -62,7 +62,7 @@ def look_at_q_update(function: Callable) -> Iterator[tuple[str, np.ndarray]]:
         Q = TABLE.copy()
         function(Q, 0, 1, -1.0, next_state, terminated, 0.25, 0.9)
         move = f"state 0, action 1, reward -1, next_state {next_state}, terminated {terminated}"
-        yield f"Q = {TABLE.tolist()}\n{move}\nalpha 0.25, gamma 0.9: Q afterwards", Q
+        yield f"Q = {TABLE.tolist()}\n{move}\nalpha 0.25, gamma 0.9: Q afterward", Q
 
 
 def q_update(Q, s, a, r, s2, end, alpha, gamma):

@@ -1,4 +1,4 @@
-"""DQN on CartPole: folder 1's table becomes a network, and learning unstable. This holds it.
+"""DQN on CartPole: a network replaces folder 1's table. Replay and a target network steady it.
 
 The loss (Mnih et al. 2015, with Double DQN of van Hasselt et al. 2016 and n-step targets of Sutton
 1988):

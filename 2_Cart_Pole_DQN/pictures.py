@@ -79,7 +79,7 @@ def record_gif(path: Path, untrained: Any, trained: Any) -> None:
 
 
 def see_through(pixels: np.ndarray) -> Image.Image:
-    """A frame whose white is transparent and whose black is grey: it fits a light page and a dark
+    """A frame whose white is transparent and whose black is gray: it fits a light page and a dark
     one.
     """
     pixels[pixels.max(axis=2) < 100] = 128
