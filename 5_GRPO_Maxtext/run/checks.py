@@ -151,7 +151,7 @@ def combinations(c) -> None:
         (
             "ADVANTAGE",
             c.ADVANTAGE.startswith("turn") and not world,
-            "judges the turns of an environment; name an ENVIRONMENT",
+            "judges turns; name an ENVIRONMENT",
         ),
         (
             "REWARDS",
