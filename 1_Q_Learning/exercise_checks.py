@@ -47,7 +47,7 @@ SELECT_ACTION = grader.Exercise(
         ),
         "action 0 is never sampled": "integers(4) => integers(1, 4)",
         "the worst action is taken: argmin instead of argmax": "argmax => argmin",
-        "the greedy action is the whole table's, not the state's": "Q[s].argmax() => Q.argmax() % 4",
+        "the greedy action is the table's, not the state's": "Q[s].argmax() => Q.argmax() % 4",
     },
     tolerance=0.05,  # a share of 5,000 draws strays by 0.007: two of them, five standard deviations
 )
