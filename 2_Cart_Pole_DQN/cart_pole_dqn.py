@@ -58,7 +58,7 @@ class Constants:
     LEARNING_RATE: Positive = 1e-3  # Adam's, at the first gradient step
     # ... at the last; linear in between. Equal values: no decay
     LEARNING_RATE_END: NonNegative = 0.0
-    # --- what holds it steady
+    # --- what keeps it stable
     TARGET_SYNC_INTERVAL: Count = 250  # environment steps between copies into the target network
     N_STEPS: Size = 5  # rewards counted before the network's own estimate; 1: the DQN of 2015
     # the online network chooses the next action, the target network values it

@@ -89,7 +89,7 @@ def see_through(pixels: np.ndarray) -> Image.Image:
 
 
 def fall_on(env: Any) -> None:
-    """One time step of a rod that falls about a cart that stands, down to the track; changes
+    """One time step of a rod that falls on a cart that doesn't move, down to the track; changes
     `env.state`.
     """
     x, _, angle, speed = env.state

@@ -289,7 +289,7 @@ def group_advantage(rewards: jax.Array) -> jax.Array:
 
 
 def has_signal(rewards: jax.Array) -> jax.Array:
-    """Whether a group holds right and wrong guesses, bool [B]; else every advantage of it is 0."""
+    """Whether a group has right and wrong guesses, bool [B]; if not, all its advantages are 0."""
     return rewards.min(axis=1) < rewards.max(axis=1)
 
 
