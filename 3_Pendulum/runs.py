@@ -68,12 +68,12 @@ def open_run(name: str, c: Any) -> Path:
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Writes constants.json or result.json."""
-    path.write_text(json.dumps(values, indent=1) + "\n")
+    path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Writes a table, with every digit of its numbers."""
-    with open(path, "w", newline="") as file:
+    with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)

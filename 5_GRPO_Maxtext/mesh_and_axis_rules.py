@@ -390,9 +390,8 @@ def main(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         f"{tables['llama']}"
     )
     seconds = time.perf_counter() - started
-    (run_dir / "result.json").write_text(
-        json.dumps(tables | {"seconds": round(seconds, 1)}, indent=1) + "\n"
-    )
+    text = json.dumps(tables | {"seconds": round(seconds, 1)}, indent=1) + "\n"
+    settings.write_whole(run_dir / "result.json", text)
     print(f"\ntables: {run_dir}/result.json, total {seconds:.0f} s after imports")
     return results, llamas
 

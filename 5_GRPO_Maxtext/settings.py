@@ -39,7 +39,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 HERE = Path(__file__).resolve().parent  # folder 5
-NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENOSPC}
+NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR}
+DISK_FULL = {errno.ENOSPC, errno.EDQUOT}  # the second: a quota
 # Ctrl-C; a scheduler's; a closed terminal or a lost ssh connection
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SMALL_HIDDEN_SIZE = 1024  # a model below it takes the laptop column
@@ -187,8 +188,12 @@ def reachable(url: str) -> bool:
 def write_whole(path: Path, text: str) -> None:
     """Writes a file atomically: neither a reader nor a kill ever leaves half of it."""
     partial = path.with_suffix(".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.rename(path)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.rename(path)
+    except OSError as error:
+        error.filename = str(path)  # a full disk has none
+        raise
 
 
 def heeded(numbers: Sequence[int]) -> list[int]:
@@ -230,10 +235,12 @@ def exit_on_error(main: Callable[[list[str]], Any]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
-        if error.errno not in NOT_WRITABLE:
+        if error.errno not in NOT_WRITABLE | DISK_FULL:
             raise
         path = escape_controls(str(error.filename or "a file"))
-        code, message = 2, f"error: {path}: {error.strerror}; choose a folder that can be written"
+        full, place = error.errno in DISK_FULL, "choose a folder that can be written"
+        remedy = "free some space, or choose a folder on another disk" if full else place
+        code, message = 2, f"error: {path}: {error.strerror}; {remedy}"
     print(message, file=sys.stderr)
     sys.exit(code)
 

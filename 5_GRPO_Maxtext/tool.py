@@ -14,7 +14,7 @@ from pathlib import Path
 TOOLS = {
     path.stem: path
     for path in sorted((Path(__file__).parent / "tools").glob("[a-z]*.py"))
-    if "__main__" in path.read_text()
+    if "__main__" in path.read_text(encoding="utf-8")
 }
 
 
@@ -23,7 +23,9 @@ def main(arguments: list[str]) -> None:
     name = arguments[0] if arguments else "--help"
     if name in ("--help", "-h"):
         for tool, path in TOOLS.items():
-            print(f"{tool:20}{ast.get_docstring(ast.parse(path.read_text())).splitlines()[0]}")
+            print(
+                f"{tool:20}{ast.get_docstring(ast.parse(path.read_text(encoding='utf-8'))).splitlines()[0]}"
+            )
     elif name in TOOLS:
         sys.argv[1:] = arguments[1:]
         # As a module of the package, so its imports resolve; as __main__, so it runs.

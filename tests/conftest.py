@@ -20,13 +20,9 @@ for folder in ("5_GRPO_Maxtext", "benchmarks", "benchmarks/peers", ""):
 # scripts that tests start: those that are to be interrupted would never end.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Programs are compiled as a user's are: skipping XLA's expensive passes would save time, but round
-# otherwise. The scripts' own flag, and one piece of code per program instead of 32, which changes
-# no number.
-os.environ.setdefault(
-    "XLA_FLAGS",
-    "--xla_cpu_multi_thread_eigen=false --xla_cpu_parallel_codegen_split_count=1",
-)
+# The scripts' own flag and no other: programs are compiled as a user's are. To skip XLA's expensive
+# passes would save time, but such programs round otherwise.
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 # A program that one test has compiled is read by the next, by the other worker, and by the scripts
 # that tests start. All of it before jax is imported.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / "runs" / "compiled"))

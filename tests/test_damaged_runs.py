@@ -2,8 +2,10 @@
 goes on.
 """
 
+import errno
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -298,6 +300,78 @@ def test_json_that_can_be_read_and_is_none_of_ours_is_one_line(run, name):
         )
     with pytest.raises(UserError, match=f"RUN_DIR=run: .*{name}.* move the file away$"):
         show_run.main(["run"])
+
+
+@pytest.mark.parametrize("name", ["answers.jsonl", "before.json"])
+def test_a_report_that_cannot_be_made_is_one_line_and_made_once_the_file_is_gone(run, name):
+    """The training and the evaluations are kept: nothing is done again."""
+    whole = (run / name).read_bytes()
+    with open(run / name, "a" if name.endswith("l") else "w") as file:
+        file.write('{"step": 3, "completions": [7]}')
+    (run / "result.json").unlink()
+    for _ in range(2):
+        with pytest.raises(UserError, match=rf"^RUN_DIR=run: .*{name}.* move the file away$"):
+            demo.main([*SHORT, "RUN_DIR=run"])
+    (run / name).write_bytes(whole)
+    demo.main([*SHORT, "RUN_DIR=run"])
+    assert json.loads((run / "result.json").read_text())["steps"] == 8
+
+
+OTHER_TYPES = [None, 7, "x", True, [], [1], {}, {"x": 1}]
+
+
+@pytest.mark.parametrize("name", ["run_id", "RUN_DIR", "command", "saved", "identity"])
+def test_a_field_of_another_type_in_run_json_is_as_good_as_lost(run, name):
+    note = json.loads((run / "run.json").read_text())
+    for value in [*OTHER_TYPES, {"MODEL": 7}]:
+        (run / "run.json").write_text(json.dumps(note | {name: value}))
+        show_run.main(["run"])
+        checkpoint = checkpoint_at(run, "CHECKPOINT")
+        trained.warn_if_model_changed("tiny_llama", checkpoint)
+        try:
+            with run_folder.open_folder(settings.read(demo.Constants, [*SHORT, "RUN_DIR=run"])):
+                pass
+        except UserError as error:  # the run's number can't be made up
+            assert name in ("run_id", "saved") and "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    "name", ["MODEL", "NUM_BATCHES", "LORA_RANK", "CHECKPOINT_DIR", "BETA", "TEACHER", "EPSILON"]
+)
+def test_a_constant_of_another_type_is_one_line(run, name):
+    constants = json.loads((run / "constants.json").read_text())
+    for value in (None, [], [1], {}, "x" if name in ("NUM_BATCHES", "LORA_RANK", "BETA") else {}):
+        (run / "constants.json").write_text(json.dumps(constants | {name: value}))
+        for read in (
+            lambda: show_run.main(["run"]),
+            lambda: inference.main(["CHECKPOINT=run"]),
+            lambda: convert.main(["SOURCE=run", "TARGET=exported"]),
+            lambda: demo.main([*SHORT, "RUN_DIR=run"]),
+        ):
+            with pytest.raises(UserError, match=r"run: its constants.json is damaged"):
+                read()
+
+
+@pytest.mark.parametrize("name", ["²", "٣", "notes", "2.orbax-checkpoint-tmp"])
+def test_a_folder_that_is_no_step_is_none(toy, name):
+    (toy / name).mkdir()
+    assert checkpoints.saved(str(toy)) == [1, 2]
+    assert newest(toy)[2]["beta"] == 2.0
+    assert checkpoint_at(toy / name, "CHECKPOINT") is None
+
+
+def test_a_quota_is_a_full_disk_and_a_failed_write_has_a_name(tmp_path, monkeypatch, capsys):
+    def fail(*arguments, **options):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(Path, "write_text", fail)
+    with pytest.raises(SystemExit) as done:
+        settings.exit_on_error(lambda _: settings.write_whole(tmp_path / "a.json", "text"))
+    said = capsys.readouterr().err
+    assert done.value.code == 2 and said.count("\n") == 1
+    assert f"{tmp_path}/a.json: Disk quota exceeded; free some space" in said
+    with pytest.raises(UserError, match=r"^RUN_DIR=r: the disk is full"), process.full_disk("r"):
+        settings.write_whole(tmp_path / "a.json", "text")
 
 
 def test_a_profile_dir_that_cannot_be_made_is_refused_before_the_first_step(tmp_path):

@@ -153,7 +153,7 @@ def test_code_that_comes_with_a_model_is_refused_and_never_run(name, changes, mo
     )
     (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | changes))
     with pytest.raises(
-        UserError, match=r"^MODEL=model: (its config.json|no tokenizer) .*custom code"
+        UserError, match=r"^MODEL=model: (model_type=mine is not|no tokenizer .*custom code)"
     ):
         demo.main(["MODEL=model"])
     assert not Path("ran").exists()

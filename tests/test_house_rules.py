@@ -58,3 +58,33 @@ def test_rooms_never_import_the_page_and_nobody_but_tools_imports_a_tool():
 
 def test_there_is_no_circle():
     graphlib.TopologicalSorter(ARROWS).prepare()
+
+
+def names_its_encoding(call):
+    """Whether a call that opens, reads or writes a file leaves no encoding to the locale."""
+    name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    given = [keyword.arg for keyword in call.keywords]
+    texts = [x.value for x in call.args if isinstance(x, ast.Constant) and type(x.value) is str]
+    modes = texts + [x.value.value for x in call.keywords if x.arg == "mode"]
+    of_a_path = isinstance(call.func, ast.Attribute)
+    if name == "open":
+        plain = not of_a_path or isinstance(call.func.value, ast.Call)  # open(), Path(...).open()
+        return not plain or any("b" in mode for mode in modes[-1:]) or "encoding" in given
+    at_most = {"read_text": 0, "write_text": 1}.get(name, 99)  # arguments before the encoding
+    return (
+        "encoding" in given or len(call.args) > at_most or name not in ("read_text", "write_text")
+    )
+
+
+def test_every_text_file_is_read_and_written_in_a_named_encoding():
+    """Where the locale isn't UTF-8, Python's default isn't, either. The sandbox sets its own."""
+    folders = [path for path in FOLDER.parent.glob("[1-5]_*") if path.is_dir()]
+    files = [path for folder in folders for path in folder.rglob("*.py") if path.is_file()]
+    wrong = [
+        f"{path.relative_to(FOLDER.parent)}:{node.lineno}"
+        for path in files
+        if "sandbox" not in path.parts
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and not names_its_encoding(node)
+    ]
+    assert len(files) > 60 and not wrong

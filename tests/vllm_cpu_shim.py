@@ -1,13 +1,12 @@
 """Lets tpu-inference 0.32.0's JAX runner, vLLM's engine on a TPU, run on JAX's CPU backend: for
 tests only.
 
-Four parts of it ask for a TPU: the name of the device, how much memory it has, compiler options
-that XLA's CPU compiler does not know, and the attention kernel (Pallas). The first three get fixed
-answers; the kernel is replaced by a plain JAX function of the same arguments and results, for head
-widths that are multiples of 128. And Tunix forbids all transfers during a weight sync on whatever
-is neither TPU nor GPU, then makes one itself: that guard goes. Scheduler, block tables, KV cache
-and its size, model, sampler and weight transfer stay as they are. Import this module before
-anything of JAX or vLLM.
+Four parts of it ask for a TPU: the name of the device, its memory, compiler options that XLA's CPU
+compiler does not know, and the attention kernel (Pallas). The first three get fixed answers; the
+kernel is replaced by a plain JAX function of the same arguments and results, for head widths that
+are multiples of 128. And Tunix forbids all transfers during a weight sync on whatever is neither
+TPU nor GPU, then makes one itself: that guard goes. Scheduler, block tables, KV cache, model,
+sampler and weight transfer stay as they are. Import this module before anything of JAX or vLLM.
 """
 
 import contextlib
@@ -37,8 +36,7 @@ import tpu_inference.layers.common.attention_interface as attention_interface
 import tpu_inference.utils as tpu_utils
 
 tpu_utils.get_device_name = lambda num_devices=None: "TPU v6e"
-HBM = 1 << 30  # bytes per device; what's in use the engine counts itself, array by array
-tpu_utils.get_device_hbm_limit = lambda: HBM
+tpu_utils.hbm_usage_bytes = lambda devices: [(0, 1 << 30) for _ in devices]  # (used, limit)
 
 jax.transfer_guard_host_to_device = lambda level: contextlib.nullcontext()
 

@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import json
 import os
-import shutil
 import subprocess
 import sys
 import types
@@ -27,7 +26,6 @@ import test_qwen3
 import tpu_inference.layers.jax.pp_utils as pp_utils
 import tpu_inference.models.jax.llama3 as engine_llama3
 from flax import nnx
-from maxtext.checkpoint_conversion.utils import hf_shape
 from table_policy import train_llm
 from test_vllm_path import GOLDEN, LLAMA_8B, constants_of, on_the_grid
 
@@ -124,22 +122,6 @@ def trained(tmp_path_factory):
     return session
 
 
-def test_what_the_trainer_holds_counts_against_the_engines_share(trained):
-    """The KV cache gets vLLM's share, less the policy, its reference and the engine's weights; the
-    same arithmetic as `memory.estimate`'s, by the engine's own `determine_available_memory`. The
-    first test here to make an engine, so no other's arrays are in use.
-    """
-    runner = trained.llm.rollout._sampler._model_runner
-    cache = sum(x.nbytes for x in jax.tree.leaves(runner.kv_caches))
-    actor = sum(x.nbytes for x in jax.tree.leaves(nnx.state(trained.llm.actor, nnx.Param)))
-    engine = sum(x.nbytes for x in jax.tree.leaves(trained.llm.rollout.parameters()))
-    assert trained.c.BETA  # so there's a reference, as large as the actor
-    expected = trained.c.HBM_UTILIZATION_VLLM * vllm_cpu_shim.HBM - 2 * actor - engine
-    page = cache / runner.cache_config.num_gpu_blocks
-    # whole pages, and small arrays such as random keys; without the reference it would be `actor`
-    assert expected - page - actor / 2 < cache <= expected
-
-
 def test_the_engines_log_probs_are_the_trainers(trained):
     """Of the first weights, and of the second. Answers end, have no special token, and differ in a
     group.
@@ -198,55 +180,6 @@ def test_the_engine_answers_as_a_qwen3_before_and_after_training(tmp_path):
     weights["lm_head.weight"][0] = 0  # else it would answer with padding, which the trainer masks
     safetensors.numpy.save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
     steps_that_agree(Session(tmp_path, f"MODEL={model}", "REWARDS=match_format_approximately"))
-
-
-def make_llama(folder, **changes):
-    """A tiny Llama with random weights, sharp enough for different answers, and two key/value
-    heads of 128. Its rope stretches wavelengths above 32 tokens, as Llama 3.1's does above 8,192;
-    `changes` are of its config.json.
-    """
-    shutil.copytree(
-        settings.HERE / "tiny_llama", folder, ignore=shutil.ignore_patterns("*.safetensors")
-    )
-    config = json.loads((folder / "config.json").read_text())
-    config |= dict(num_attention_heads=4, num_key_value_heads=2, head_dim=128) | changes
-    config["rope_parameters"] |= dict(original_max_position_embeddings=32, rope_theta=1000.0)
-    (folder / "config.json").write_text(json.dumps(config))
-    rng = np.random.default_rng(0)
-    weights = {}
-    for name, shape in hf_shape.HF_SHAPE["llama3.1-8b"](config).items():
-        if name == "lm_head.weight" and config["tie_word_embeddings"]:
-            continue
-        noise = rng.normal(size=shape).astype(np.float32)
-        weights[name] = 1 + 0.1 * noise if name.endswith("norm.weight") else 0.3 * noise
-    # padding is what the trainer masks, so the model shouldn't answer with it
-    weights.get("lm_head.weight", weights["model.embed_tokens.weight"])[0] = 0
-    safetensors.numpy.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
-
-
-@pytest.mark.parametrize("scaled", [True, False])
-def test_the_engine_scales_llama_3_1s_rope_as_the_trainer_does(tmp_path, monkeypatch, scaled):
-    """Of random weights; without the trainer's scaling the two are no longer one policy."""
-    if not scaled:
-        monkeypatch.setattr(llama, "use_rope_scaling", lambda model, hf: None)
-    rewards = "REWARDS=match_format_approximately"
-    session = Session(tmp_path / "run", f"MODEL={make_llama(tmp_path / 'model')}", rewards)
-    if scaled:
-        log, _ = steps_that_agree(session)
-        assert max(row["mismatch_max"] for row in log) < TOLERANCE
-    else:
-        assert session.train()[0]["mismatch_max"] > 0.1
-
-
-def test_the_engine_shares_llama_3_2s_tied_embeddings(tmp_path):
-    """MaxText rounds a tied output layer to bfloat16: logits of size 10 are off by 10 / 2^9."""
-    model = make_llama(tmp_path / "model", tie_word_embeddings=True)
-    rewards = "REWARDS=match_format_approximately"
-    log = Session(tmp_path / "run", f"MODEL={model}", rewards).train()
-    assert [row["step"] for row in log] == [1, 2]
-    for row in log:
-        assert row["mismatch"] < 0.02 and row["mismatch_max"] < 0.2
 
 
 def test_the_engines_8b_model_has_the_weights_of_the_golden_file(monkeypatch):

@@ -25,7 +25,8 @@ def make_think_model(target: Path) -> None:
     """Copies tiny_llama to `target` and renames two tokens of its vocabulary."""
     shutil.copytree(TINY_LLAMA, target, dirs_exist_ok=True)
     tokenizer = target / "tokenizer.json"
-    tokenizer.write_text(tokenizer.read_text().replace("reasoning>", "think>"))
+    text = tokenizer.read_text(encoding="utf-8").replace("reasoning>", "think>")
+    tokenizer.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -248,7 +248,7 @@ def is_first() -> bool:
 def only_first_prints() -> Iterator[None]:
     """Silences all hosts but the first while the block runs."""
     with (
-        open(os.devnull, "w") as nowhere,
+        open(os.devnull, "w", encoding="utf-8") as nowhere,
         contextlib.redirect_stdout(sys.stdout if is_first() else nowhere),
     ):
         yield

@@ -106,7 +106,10 @@ def weight_files(folder: Path) -> list[Path]:
         if index.is_file() and not path.is_file():
             path = index
             files = sorted(
-                {folder / name for name in json.loads(index.read_text())["weight_map"].values()}
+                {
+                    folder / name
+                    for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+                }
             )
         for path in files:
             with safetensors.safe_open(path, "np"):

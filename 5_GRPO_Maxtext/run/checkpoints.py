@@ -27,7 +27,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from model.versions import first_line
-from run.run_files import read_object
+from run.run_files import is_step, read_object
 from settings import UserError
 
 # What a run asks of a bucket, and Google's role that allows it. Orbax asks for the bucket itself,
@@ -69,7 +69,7 @@ def check_bucket(address: str) -> None:
 def saved(root: str) -> list[int]:
     """The steps that have a complete checkpoint, in order."""
     place = epath.Path(root)
-    steps = [path for path in place.iterdir() if path.name.isdigit()] if place.exists() else []
+    steps = [path for path in place.iterdir() if is_step(path.name)] if place.exists() else []
     return sorted(int(path.name) for path in steps if ocp.utils.is_checkpoint_finalized(path))
 
 
@@ -83,7 +83,7 @@ def root_of_run(checkpoint_dir: str, folder: Path) -> str:
         return str(folder.resolve() / "checkpoints")
     place = checkpoint_dir if checkpoint_dir.startswith("gs://") else Path(checkpoint_dir).resolve()
     root = str(epath.Path(place) / folder.name)
-    mine = read_object(folder / "run.json") or {"RUN_DIR": str(folder)}
+    mine = {"RUN_DIR": str(folder)} | (read_object(folder / "run.json") or {})
     key = "run_id" if "run_id" in mine else "RUN_DIR"  # a lost run.json leaves only its name
     note = epath.Path(root) / "run.json"
     for other in itertools.chain([note], note.parent.parent.glob("*/run.json")):
@@ -192,6 +192,8 @@ def find_fault(trees: dict[str, Any], loop: dict[str, Any], step: int, run_id: s
         return f"it's of step {proof['step']}"
     if proof and proof.get("loop") != digest_of(loop):
         return "its loop isn't what was saved"
+    if type(loop.get("beta")) not in (int, float):
+        return "its loop lacks beta, the weight of the KL"
     for part, (digests, infinite) in found.items():
         saved = proof.get(part, {})
         for name, (dtype, digest) in digests.items():

@@ -54,7 +54,7 @@ SPARE = 1.0  # GiB of JAX's share that a run's plan leaves free: the share gets 
 
 def rows_of(path: Path) -> Iterator[dict[str, str]]:
     """The rows of a CSV file, by the names in its first line."""
-    with open(path, newline="") as file:
+    with open(path, encoding="utf-8", newline="") as file:
         yield from csv.DictReader(file)
 
 

@@ -34,7 +34,7 @@ SLICES = ("v5p-8", "v6e-8", "v5p-64", "v6e-4", "v6e-1", "v5e-8", "v5e-4", "v5e-1
 # %% Models ----------------------------------------------------------------------------------------
 LLAMA_3_1_8B = "meta-llama/Llama-3.1-8B-Instruct"
 # The config.json of some models by Hugging Face name, for machines that can't reach the hub.
-PUBLISHED = json.loads((HERE / "run" / "published_models.json").read_text())
+PUBLISHED = json.loads((HERE / "run" / "published_models.json").read_text(encoding="utf-8"))
 
 
 def published_config(model: str = LLAMA_3_1_8B):
@@ -189,7 +189,7 @@ def committed_peaks(c, hf, name: str) -> tuple[float, float]:
         peak = max(float(row["peak"]) for row in rows)
         other = settings.read(type(c), [f"MODEL={LLAMA_3_1_8B}", *constants.split()])
         sizes = PUBLISHED.get(other.MODEL) or json.loads(
-            settings.config_path(other.MODEL).read_text()
+            settings.config_path(other.MODEL).read_text(encoding="utf-8")
         )
         other_kind, theirs = kind_and_batch(other)
         if other_kind == kind and all(getattr(hf, size) == sizes[size] for size in MODEL_SIZES):

@@ -6,6 +6,7 @@ own script, by hash.
 """
 
 import base64
+import contextlib
 import functools
 import hashlib
 import html
@@ -14,7 +15,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,19 +75,26 @@ def digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
+@contextlib.contextmanager
+def only_our_files(folder: Path) -> Iterator[None]:
+    """Raises UserError if the block stumbles over what stands in a file of the run in `folder`."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UserError(
+            f"RUN_DIR={folder}: answers.jsonl, evaluations.jsonl, before.json or after.json in it "
+            f"is none of ours, or of another version ({error!r:.80}); move the file away"
+        ) from None
+
+
 # %% The page of a run -----------------------------------------------------------------------------
 def write(folder: Path, *others: Path) -> Path:
     """Writes `folder`/report.html from the run's files so far, and returns its path.
 
     With another run it's compare.html, which overlays the two. UserError if it can't.
     """
-    try:
+    with only_our_files(folder):
         data = compare_data(read(folder), *map(read, others)) if others else run_data(read(folder))
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"RUN_DIR={folder}: answers.jsonl, evaluations.jsonl, before.json or after.json in it "
-            f"is none of ours, or of another version ({error!r:.80}); move the file away"
-        ) from None
     return save(folder / ("compare.html" if others else "report.html"), data)
 
 

@@ -1,10 +1,11 @@
 """Process-level concerns: signals, the compilation cache, memory, the profiler, a full disk."""
 
 import contextlib
-import errno
+import logging
 import math
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -37,7 +38,7 @@ def keep_compiled() -> None:
     try:
         if "://" not in folder:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            Path(folder, ".lockfile").open("a").close()  # jax locks it even to read
+            Path(folder, ".lockfile").open("ab").close()  # jax locks it even to read
     except OSError as error:
         print(escape_controls(f"note: compiled programs are not kept: {folder}: {error.strerror}"))
         return jax.config.update("jax_enable_compilation_cache", False)
@@ -78,14 +79,33 @@ def stop_after_step() -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def full_disk(folder) -> Iterator[None]:
-    """Raises a one-line UserError if the disk under RUN_DIR=`folder` is full."""
+    """Raises a one-line UserError if the disk under RUN_DIR=`folder` is full.
+
+    Orbax logs each error of its threads, and tensorstore prints what follows from it, dozens of
+    tracebacks. The first of them is raised in the main thread anyway, so in this block they're left
+    out.
+    """
+
+    def not_of_orbax(record: logging.LogRecord) -> bool:
+        return "orbax" not in record.pathname
+
+    def of_main_thread(*error) -> None:
+        if threading.current_thread() is threading.main_thread():
+            hook(*error)
+
+    log, hook = logging.getLogger("absl"), sys.__excepthook__
+    log.addFilter(not_of_orbax)
+    sys.excepthook = of_main_thread
     try:
         yield
     except Exception as error:  # Orbax and tensorstore have their own types
-        if "No space left" in str(error) or getattr(error, "errno", None) == errno.ENOSPC:
+        said = any(os.strerror(number) in str(error) for number in settings.DISK_FULL)
+        if said or getattr(error, "errno", None) in settings.DISK_FULL:
             fault = "the disk is full; earlier checkpoints are whole. Free some space"
             raise UserError(f"RUN_DIR={folder}: {fault}, run the same command again") from error
         raise
+    finally:
+        log.removeFilter(not_of_orbax)  # the hook stays: their threads may outlive the block
 
 
 def traced(steps: Iterable[Any], folder: str) -> Iterator[Any]:

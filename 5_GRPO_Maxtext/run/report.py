@@ -114,8 +114,14 @@ def write(c, folder: RunFolder, source: str) -> None:
     """Writes the reports from the files in the run's folder, and prints report.md.
 
     The test questions come from `source`. For processes that were stopped, the total time only
-    counts the steps they've saved.
+    counts the steps they've saved. UserError if a file in the folder is none of ours.
     """
+    with page.only_our_files(folder.logs):
+        write_from_files(c, folder, source)
+
+
+def write_from_files(c, folder: RunFolder, source: str) -> None:
+    """`write`; what's odd in a file of the run is an error of any type."""
     logs, read = folder.logs, page.read(folder.logs)
     before, after, log = *read.tests.values(), read.log
     # imports take longer than some runs' steps
@@ -128,7 +134,7 @@ def write(c, folder: RunFolder, source: str) -> None:
         when: {key: test[key] for key in KEPT if key in test} for when, test in read.tests.items()
     }
     result |= {"seconds": round(seconds, 1), "seconds_per_step": per_step, "steps": c.NUM_BATCHES}
-    (logs / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+    settings.write_whole(logs / "result.json", json.dumps(result, indent=1) + "\n")
 
     training = f"{c.NUM_BATCHES} steps of {c.BATCH_SIZE} x {c.NUM_GENERATIONS} answers"
     if log:
@@ -151,9 +157,10 @@ def write(c, folder: RunFolder, source: str) -> None:
         "\n".join(f"- {line}" for line in read.health) or "Health: nothing to report.",
     )
     text = "\n\n".join(part for part in parts if part)
-    (logs / "report.md").write_text(
+    settings.write_whole(
+        logs / "report.md",
         f"# GRPO: before and after\n\n`{read.command}`\n\nmodel `{c.MODEL}`, test questions: "
-        f"{source}, seed {c.SEED}\n\n{text}\n"
+        f"{source}, seed {c.SEED}\n\n{text}\n",
     )
     print(f"\n{text}\n\nreport: {logs}/report.md, total {seconds:.0f} s")
     print(f"every answer: open {page.save(logs / 'report.html', page.run_data(read))} in a browser")

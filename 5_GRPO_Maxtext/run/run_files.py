@@ -12,6 +12,14 @@ from typing import Any, NamedTuple
 from settings import UserError, names_in
 from task.run_grader import WANT_THINK_TAGS
 
+SCALAR = (str, int, float)
+# Types of what's read from run.json and constants.json.
+NOTE = {"run_id": str, "RUN_DIR": str, "command": str, "saved": int, "identity": dict}
+TEXTS = ("MODEL", "TEACHER", "DATASET", "TEST_DATASET", "REWARDS", "REWARD_FUNC", "METHOD")
+TEXTS += ("ENVIRONMENT", "CHECKPOINT_DIR", "LORA_TARGETS", "TEMPLATE", "SYSTEM_PROMPT")
+NUMBERS = ("NUM_BATCHES", "NUM_TEST_QUESTIONS", "EVAL_QUESTIONS", "LORA_RANK", "LORA_ALPHA")
+NUMBERS += ("LOGITS_CLIP", "BETA", "NUM_GENERATIONS", "MAX_PROMPT_LENGTH")
+
 
 def newest_run() -> Path | None:
     """The run under runs/ that saved a checkpoint last, wherever that's saved; None if there's
@@ -52,10 +60,22 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """The object in a local or bucket JSON file; None if there's no such file or object."""
+    """The object in a local or bucket JSON file; None if there's no such file or object.
+
+    Of run.json, a field of another type than in NOTE is lost, as if the file lacked it.
+    """
     with contextlib.suppress(OSError, ValueError, RecursionError):
         content = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(content, dict) and path.name == "run.json":
+            content = {k: x for k, x in content.items() if isinstance(x, NOTE.get(k, object))}
+            if digests := content.get("identity"):
+                content["identity"] = {k: x for k, x in digests.items() if isinstance(x, str)}
         return content if isinstance(content, dict) else None
+
+
+def is_step(name: str) -> bool:
+    """Whether a folder's name is a checkpoint's step; Python takes "²" for a digit, too."""
+    return name.isascii() and name.isdigit()
 
 
 def read_constants(folder: Path, constant: str = "RUN_DIR") -> dict[str, Any]:
@@ -66,7 +86,9 @@ def read_constants(folder: Path, constant: str = "RUN_DIR") -> dict[str, Any]:
             f"{constant}={folder}: no run (no constants.json in it); give the RUN_DIR of one"
         )
     constants = read_object(path)
-    if constants is None or "MODEL" not in constants:
+    kinds = dict.fromkeys(TEXTS, str) | dict.fromkeys(NUMBERS, (int, float))
+    odd = [k for k, x in (constants or {}).items() if not isinstance(x, kinds.get(k, SCALAR))]
+    if constants is None or "MODEL" not in constants or odd:
         fault = "its constants.json is damaged; put a whole one back, or give another folder"
         raise UserError(f"{constant}={folder}: {fault}")
     return constants
@@ -97,11 +119,7 @@ def checkpoint_at(path: Path, constant: str) -> Checkpoint | None:
             for name in path.relative_to(folder).parts
             if name not in ("checkpoints", "weights")
         ]
-        if (
-            (folder / "constants.json").is_file()
-            and len(steps) < 2
-            and all(map(str.isdigit, steps))
-        ):
+        if (folder / "constants.json").is_file() and len(steps) < 2 and all(map(is_step, steps)):
             return Checkpoint(
                 folder, int(steps[0]) if steps else None, read_constants(folder, constant)
             )

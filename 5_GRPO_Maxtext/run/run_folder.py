@@ -28,7 +28,7 @@ from etils import epath
 import settings
 from model import devices, llama
 from model.versions import first_line
-from run import checkpoints
+from run import checkpoints, process
 from run.evaluation import in_words
 from run.run_files import GRADERS, read_constants, read_object
 from settings import UserError, find_path
@@ -62,7 +62,7 @@ class RunFolder:
 
     @property
     def run_id(self) -> str:
-        """Its number, which is also in each of its checkpoints; "" on hosts other than the first."""
+        """Its number, also in each of its checkpoints; "" on hosts other than the first."""
         note = read_object(self.logs / "run.json") or {}
         return note.get("run_id", "") if devices.is_first() else ""
 
@@ -172,7 +172,8 @@ def open_folder(c, arguments: Sequence[str] = ()) -> Iterator[RunFolder]:
         checkpoints.open_manager(folder.checkpoints).close()
         folder.keep()
         try:
-            yield folder
+            with process.full_disk(path):
+                yield folder
         except KeyboardInterrupt:
             raise settings.Stopped(path) from None
 

@@ -176,7 +176,6 @@ class TrainingRun:
     def __enter__(self) -> "TrainingRun":
         logs = self.folder.logs
         with contextlib.ExitStack() as stack:
-            stack.enter_context(process.full_disk(self.folder.path))
             stack.callback(self.folder.keep)  # when the last checkpoint is whole
             self._manager = checkpoints.open_manager(self.folder.checkpoints, self.c.MAX_TO_KEEP)
             stack.callback(self._manager.close)

@@ -248,7 +248,7 @@ def _passes(code: str, given: str, expected: str, protection: str, deadline: flo
 
 def _verdicts(code: str, read: tuple[list, dict], protection: str, deadline: float) -> list[bool]:
     """Which assert statements, from `read_statements`, hold; False for those not reached."""
-    source = Path(calls.__file__).read_text()
+    source = Path(calls.__file__).read_text(encoding="utf-8")
     asked, asks = os.pipe()
     replies, replied = os.pipe()
     checker = f"{source}\ncheck(*{(*read, asks, replies, box.OUTPUT_BYTES)!r})\n"

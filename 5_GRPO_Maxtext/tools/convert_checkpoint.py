@@ -171,7 +171,8 @@ def write_safetensors(c: Constants, hf, config, weights: Iterator, target: Path)
         safetensors.numpy.save_file(shard, target / file, metadata={"format": "pt"})
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
-        (target / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+        text = json.dumps(index, indent=2) + "\n"
+        (target / "model.safetensors.index.json").write_text(text, encoding="utf-8")
 
 
 # %% Three conversions; each returns how its result is used ----------------------------------------
@@ -272,7 +273,8 @@ def to_huggingface(
     written["torch_dtype" if "torch_dtype" in written else "dtype"] = str(
         jnp.dtype(config.weight_dtype)
     )
-    (target / "config.json").write_text(json.dumps(written, indent=2) + "\n")
+    text = json.dumps(written, indent=2) + "\n"
+    (target / "config.json").write_text(text, encoding="utf-8")
     if checkpoint:
         model_card.model_card(checkpoint, model, folder).save(target / "README.md")
     return f"transformers.AutoModelForCausalLM.from_pretrained({c.TARGET!r})"
@@ -287,7 +289,9 @@ def find_weights(source: Path) -> tuple[Path | None, run_files.Checkpoint | None
     source = source.resolve()  # Orbax wants whole paths
     names = "weights", "items", source.name  # the main script's name, MaxText's, or that of a copy
     folders = [file.parent for file in source.rglob("_METADATA") if file.parent.name in names]
-    steps = [int(path.parent.name) if path.parent.name.isdigit() else -1 for path in folders]
+    steps = [
+        int(path.parent.name) if run_files.is_step(path.parent.name) else -1 for path in folders
+    ]
     return max(zip(steps, folders), default=(-1, None))[1], None
 
 

@@ -11,7 +11,8 @@ counts, too.
     update      an optimizer update with all its gradient passes
     reference   log-probs of the answers under the reference; with BETA
     old         log-probs under the policy that answered; with NUM_ITERATIONS above 1
-    sync        the new weights in vLLM's layout and dtype (Tunix does it op by op: a lower bound)
+    sync        the new weights in vLLM's layout and dtype; a lower bound, because Tunix does it op
+                by op, which takes four times the float32 weights with LoRA, three times without
     vllm        a step of vLLM's engine, where it's installed; in its own share of the chip
 
 The compiler doesn't report speed, numerics, or the runtime's own memory. ALGORITHM=PPO adds the
@@ -557,7 +558,7 @@ def main(arguments: list[str]) -> None:
                 {name: f"{x:.2f}" if isinstance(x, float) else x for name, x in row.items()}
                 for row in rows
             ]
-            with open(machines.ASSETS / c.WRITE, "w", newline="") as file:
+            with open(machines.ASSETS / c.WRITE, "w", encoding="utf-8", newline="") as file:
                 writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
                 writer.writeheader()
                 writer.writerows(row for rows in table.values() for row in rows)

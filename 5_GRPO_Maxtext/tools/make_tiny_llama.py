@@ -207,7 +207,8 @@ def main(arguments: Sequence[str]) -> None:
     for split, rows in dataset.items():
         path = folder / "tiny_gsm8k" / f"{split}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        path.write_text(lines, encoding="utf-8")
 
     tokenizer = make_tokenizer(c)
     hf = transformers.LlamaConfig(
@@ -252,7 +253,8 @@ def main(arguments: Sequence[str]) -> None:
         for p in files
     ]
     # `sha256sum -c`
-    (folder / checksums).write_text("".join(f"{digest}  {name}\n" for digest, name in sums))
+    lines = "".join(f"{digest}  {name}\n" for digest, name in sums)
+    (folder / checksums).write_text(lines, encoding="utf-8")
     print(f"wrote {'/, '.join(folders)}/ and {checksums} in {folder}")
 
 

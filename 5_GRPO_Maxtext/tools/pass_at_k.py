@@ -34,7 +34,7 @@ class Constants:
     SEED: Seed = 0  # of the sampled answers
     # Python file with the runs' own compute_score; none is run unless named here
     REWARD_FUNC: str = ""
-    RUN_DIR: str = "runs/pass_at_k"  # folder for the CSV file
+    RUN_DIR: str = ""  # folder for the CSV file (empty = runs/pass_at_k/<time>)
 
 
 RESAMPLES = 2_000  # of the questions, for the intervals
@@ -166,7 +166,9 @@ def main(arguments: Sequence[str]) -> None:
     versions.prepare_libraries()
     process.keep_compiled()
     devices.check_gpu()
-    folder = Path(c.RUN_DIR)
+    folder = Path(c.RUN_DIR) if c.RUN_DIR else run_folder.new_folder("pass_at_k")
+    if (folder / "pass_at_k.csv").exists():
+        raise UserError(f"RUN_DIR={folder}: holds another table; choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
     names = [name.strip() for name in c.CHECKPOINT.split(",") if name.strip()] or [""]
     if len(names) > 1:
