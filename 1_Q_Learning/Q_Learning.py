@@ -4,13 +4,13 @@ The update after every move (Watkins 1989; Sutton & Barto, 2nd edition, eq. 6.8)
 
     Q(S, A) <- Q(S, A) + alpha * (R + gamma * (1 - terminated) * max_a' Q(S', a') - Q(S, A))
 
-Read first: `play_episode`, `select_action`, `q_update`. The world is grid.py.
+Read first: `play_episode`, `select_action`, `q_update`. The environment is grid.py.
 
 Not here, and why: a step size that shrinks with the visits (Watkins & Dayan 1992 need one for their
-proof; this world is deterministic, so a constant one converges too), random tie-breaking (argmax
+proof; this grid is deterministic, so a constant one converges, too), random tie-breaking (argmax
 takes the first of equal values; where two moves are equally good to the end, as in nine of the
 states, either is right), a second table against maximization bias (no noise, no bias), gymnasium
-(the world is one function).
+(the environment is one function).
 
     python 1_Q_Learning/Q_Learning.py                  # 3 seconds, on 2 cores of an EPYC
     python 1_Q_Learning/Q_Learning.py ALPHA=1.0 SEED=1
@@ -36,7 +36,7 @@ from settings import Count, CountOrOff, Negative, Positive, Probability, Seed, S
 class Constants:
     """Edit a value here, or give it for one run as NAME=value."""
 
-    # --- the world
+    # --- the environment
     SIZE: TwoOrMore = 4  # rows and columns; the start is upper left, the goal lower right
     GOAL_REWARD: Positive = 100.0  # for the move that reaches the goal, instead of STEP_REWARD
     STEP_REWARD: Negative = -1.0  # for every other move, bumping into a wall included
@@ -145,8 +145,8 @@ def q_update(
     """The whole of Q-learning (Sutton & Barto, eq. 6.8): changes one entry of the table [16, 4], in
     place.
 
-    An episode that the step limit cuts off has *not* terminated: the world would have gone on, so
-    the value of next_state still counts.
+    An episode that the step limit cuts off has *not* terminated. It would have gone on, so the
+    value of next_state still counts.
     """
     # Bootstrapping: the table's own estimate replaces the rest of the return. Its max over a',
     # whatever action is taken next, makes the method off-policy. (1 - terminated): nothing comes

@@ -38,16 +38,16 @@ SELECT_ACTION = grader.Exercise(
     {
         "epsilon is the probability of the greedy action": "< epsilon => >= epsilon",
         "the action is always greedy: epsilon is not used": "rng.random() < epsilon => False",
-        "the action is always drawn: epsilon is not used": "rng.random() < epsilon => True",
-        "random is never greedy": (
+        "the action is always random: epsilon is not used": "rng.random() < epsilon => True",
+        "a random action is never the greedy one": (
             "rng.integers(4) => rng.choice(np.delete(np.arange(4), Q[s].argmax()))"
         ),
-        "the last action is never drawn: integers(n) already leaves n out": (
+        "the last action is never sampled: integers(n) already leaves n out": (
             "integers(4) => integers(3)"
         ),
-        "action 0 is never drawn": "integers(4) => integers(1, 4)",
-        "the worst action is taken for the greedy one, argmin for argmax": "argmax => argmin",
-        "the greedy action is the whole table's, not the row's": "Q[s].argmax() => Q.argmax() % 4",
+        "action 0 is never sampled": "integers(4) => integers(1, 4)",
+        "the worst action is taken: argmin instead of argmax": "argmax => argmin",
+        "the greedy action is the table's, not the state's": "Q[s].argmax() => Q.argmax() % 4",
     },
     tolerance=0.05,  # a share of 5,000 draws strays by 0.007: two of them, five standard deviations
 )
@@ -62,7 +62,7 @@ def look_at_q_update(function: Callable) -> Iterator[tuple[str, np.ndarray]]:
         Q = TABLE.copy()
         function(Q, 0, 1, -1.0, next_state, terminated, 0.25, 0.9)
         move = f"state 0, action 1, reward -1, next_state {next_state}, terminated {terminated}"
-        yield f"Q = {TABLE.tolist()}\n{move}\nalpha 0.25, gamma 0.9: Q afterwards", Q
+        yield f"Q = {TABLE.tolist()}\n{move}\nalpha 0.25, gamma 0.9: Q afterward", Q
 
 
 def q_update(Q, s, a, r, s2, end, alpha, gamma):
@@ -76,24 +76,24 @@ Q_UPDATE = grader.Exercise(
     q_update,
     {
         "it bootstraps past the end: (1 - terminated) is missing": "(1 - end) * =>",
-        "terminated is upside down: only the end bootstraps": "(1 - end) => end",
-        "the end takes the reward away, too": "= r + => = (1 - end) * r +",
+        "terminated is inverted: only the last step bootstraps": "(1 - end) => end",
+        "the last step loses its reward, too": "= r + => = (1 - end) * r +",
         "gamma is missing": "gamma * =>",
         "gamma discounts the reward, too": "r + gamma * future => gamma * (r + future)",
         "the reward is missing": "= r + => =",
         "the max is missing: the same action is valued in the next state": (
             "Q[s2].max() => Q[s2, a]"
         ),
-        "argmax stands where max belongs: a number of an action, not its value": (
+        "argmax instead of max: that's the number of an action, not its value": (
             ".max() => .argmax()"
         ),
-        "the mean over a' stands where the max belongs": ".max() => .mean()",
+        "the mean over a' is taken instead of the max": ".max() => .mean()",
         "the max is over the row of the state, not of the next state": "Q[s2] => Q[s]",
         "the max is over the whole table": "Q[s2].max() => Q.max()",
         "alpha is missing: the target replaces the old value": "alpha * ( => (",
         "the old value is not subtracted from the target": "- Q[s, a]) => )",
         "at the end the old value is not subtracted": "- Q[s, a]) => - (1 - end) * Q[s, a])",
-        "the step replaces the old value, = for +=": "+= => =",
+        "the step replaces the old value: = instead of +=": "+= => =",
         "the sign is wrong: the value moves away from the target": "+= => -=",
         "the entry of the next state is changed": "Q[s, a] += => Q[s2, a] +=",
         "all actions of the state are changed": "Q[s, a] += => Q[s] +=",
@@ -106,7 +106,7 @@ EXERCISES = {"select_action": SELECT_ACTION, "q_update": Q_UPDATE}
 
 # %% Main ------------------------------------------------------------------------------------------
 def main(*functions: Callable) -> None:
-    """Judges the reader's functions. If all are right, trains with them: exit code 0, else 1."""
+    """Grades the reader's functions. If all are right, trains with them: exit code 0, else 1."""
 
     def judge_and_train(arguments: list[str]) -> None:
         grader.run(EXERCISES, functions)

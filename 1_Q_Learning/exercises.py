@@ -1,4 +1,4 @@
-"""Q-learning's two functions, to be written by you. Fill in the bodies, then let them be judged:
+"""Write Q-learning's two functions yourself. Fill in the bodies, then run the checker:
 
     python 1_Q_Learning/exercises.py    # each: not begun, right, or wrong, and how
 
@@ -11,10 +11,9 @@ import exercise_checks
 
 
 def select_action(state: int, Q: np.ndarray, epsilon: float, rng: np.random.Generator) -> int:
-    """Epsilon-greedy (Sutton & Barto, section 2.2): an action, a whole number from 0 to actions -
-    1.
+    """Epsilon-greedy (Sutton & Barto, section 2.2): an action, an integer from 0 to actions - 1.
 
-    With probability epsilon it's drawn uniformly from all of them, the greedy one included; else
+    With probability epsilon it's sampled uniformly from all of them, the greedy one included; else
     it's the greedy one, argmax_a Q(state, a). Q is float64 [states, actions]; `rng.random()` and
     `rng.integers(n)` are all you need.
     """
@@ -35,8 +34,8 @@ def q_update(
 
         Q(S, A) <- Q(S, A) + alpha * (R + gamma * (1 - terminated) * max_a' Q(S', a') - Q(S, A))
 
-    Q is float64 [states, actions]. Where terminated, nothing comes after, whatever Q says of
-    next_state.
+    Q is float64 [states, actions]. If the episode has terminated, nothing comes after it, whatever
+    Q says about next_state.
     """
     raise NotImplementedError
 

@@ -1,4 +1,4 @@
-"""The world of folder 1, a square of states, and its optimum, which the learner never sees.
+"""The environment of folder 1, a square of states, and its optimum, which the agent never sees.
 
 With SIZE=4:
      0  1  2  3
@@ -34,8 +34,7 @@ def step(c: Any, state: int, action: int) -> tuple[int, float, bool]:
 
 
 def value_iteration(c: Any) -> np.ndarray:
-    """The optimal action values [SIZE^2, 4], computed from the rules of the world; the goal's row
-    is 0.
+    """The optimal action values [SIZE^2, 4], computed from the grid's rules; the goal's row is 0.
 
     Sweeps over all pairs with the Bellman optimality equation (Sutton & Barto, eq. 3.20) until no
     value changes. Prints a line if they still change after SWEEPS sweeps.

@@ -1,4 +1,4 @@
-"""CartPole-v1: Gymnasium's own JAX environment to learn in, its ordinary one to be judged in."""
+"""CartPole-v1: Gymnasium's own JAX environment for training, its ordinary one for evaluation."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

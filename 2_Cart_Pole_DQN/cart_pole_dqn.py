@@ -1,4 +1,4 @@
-"""DQN on CartPole: folder 1's table becomes a network, and learning unstable. This holds it.
+"""DQN on CartPole: a network replaces folder 1's table. Replay and a target network steady it.
 
 The loss (Mnih et al. 2015, with Double DQN of van Hasselt et al. 2016 and n-step targets of Sutton
 1988):
@@ -58,7 +58,7 @@ class Constants:
     LEARNING_RATE: Positive = 1e-3  # Adam's, at the first gradient step
     # ... at the last; linear in between. Equal values: no decay
     LEARNING_RATE_END: NonNegative = 0.0
-    # --- what holds it steady
+    # --- what keeps it stable
     TARGET_SYNC_INTERVAL: Count = 250  # environment steps between copies into the target network
     N_STEPS: Size = 5  # rewards counted before the network's own estimate; 1: the DQN of 2015
     # the online network chooses the next action, the target network values it

@@ -43,8 +43,8 @@ TD_TARGET = grader.Exercise(
     td_target,
     {
         "it bootstraps past the end: (1 - terminated) is missing": "(1 - terminated) * =>",
-        "terminated is upside down: only the end bootstraps": "(1 - terminated) => terminated",
-        "the end takes the reward away, too": "= reward + => = (1 - terminated) * reward +",
+        "terminated is inverted: only the last step bootstraps": "(1 - terminated) => terminated",
+        "the last step loses its reward, too": "= reward + => = (1 - terminated) * reward +",
         "gamma is missing": "gamma * =>",
         "gamma discounts the reward, too": "= reward + => = gamma * reward +",
         "the reward is missing": "reward + =>",
@@ -112,7 +112,7 @@ N_STEP = grader.Exercise(
         "only the steps that end an episode are left out": "ended.cumsum(axis=1) - ended => ended",
         "the rewards are not discounted": "gamma ** jnp.arange(n) * =>",
         "the first reward is discounted already": "jnp.arange(n) => (1 + jnp.arange(n))",
-        "gamma * k stands where gamma^k belongs": "gamma ** => gamma *",
+        "it's gamma * k instead of gamma^k": "gamma ** => gamma *",
         "every later reward is discounted once, by gamma": (
             "jnp.arange(n) => jnp.minimum(jnp.arange(n), 1)"
         ),
@@ -153,14 +153,14 @@ def look_at_sample(function: Callable) -> Iterator[tuple[str, jax.Array]]:
         windows = np.asarray(rows.reward).astype(int)  # [DRAWS, B, n]
         first = windows[:, :, 0]
         what = {
-            "are rows drawn that were never written?": np.any(windows < 0),
+            "are rows sampled that were never written?": np.any(windows < 0),
             "are there windows whose transitions are not consecutive?": np.any(
                 np.diff(windows, axis=2) != 1
             ),
             f"share of windows that begin with transition 0, 1, ... {count - 1}": np.array(
                 [np.mean(first == i) for i in range(count)]
             ),
-            "share of batches that hold one window only": np.mean(
+            "share of batches that consist of a single window": np.mean(
                 (first == first[:, :1]).all(axis=1)
             ),
             "share of batches equal to the one before": np.mean(
@@ -184,11 +184,11 @@ SAMPLE = grader.Exercise(
     look_at_sample,
     sample,
     {
-        "windows run over the ring's seam, and start in rows never written": (
+        "windows cross the ring's seam, and start in rows that were never written": (
             f"{RANGE} => 0, capacity"
         ),
-        "windows lie anywhere: in rows never written": f"{RANGE} => 0, capacity - n + 1",
-        "windows run over the end of what was written": (
+        "windows start anywhere, even in rows never written": f"{RANGE} => 0, capacity - n + 1",
+        "windows run past the end of what was written": (
             f"{RANGE} => 0, jnp.minimum(count, capacity)"
         ),
         "windows begin at 0 to count: in overwritten rows, or run into empty ones": (
@@ -197,17 +197,17 @@ SAMPLE = grader.Exercise(
         "the oldest is number 0 even when it's overwritten": (
             "jnp.maximum(count - capacity, 0) => 0"
         ),
-        "the newest window is never drawn: randint already leaves its end out": (
+        "the newest window is never sampled: randint already leaves its end out": (
             "count - n + 1 => count - n"
         ),
         "one window too many: the last one runs past the newest row": (
             "count - n + 1 => count - n + 2"
         ),
-        "% capacity is missing: what lies beyond the array is its last row": "% capacity =>",
-        "one window is drawn for the whole batch": (
+        "% capacity is missing: an index beyond the array returns its last row": "% capacity =>",
+        "one window is sampled for the whole batch": (
             "(B, 1) => (1, 1); jnp.arange(n)) => jnp.arange(n) + jnp.zeros((B, 1), int))"
         ),
-        "the n steps of a window are drawn apart": (
+        "the n steps of a window are sampled separately": (
             "(B, 1), low, high => (B, n), low, count; first + jnp.arange(n) => first"
         ),
         "rng is not used: every batch is the same": "randint(rng => randint(jax.random.key(0)",
@@ -221,7 +221,7 @@ EXERCISES = {"td_target": TD_TARGET, "n_step": N_STEP, "sample": SAMPLE}
 
 # %% Main ------------------------------------------------------------------------------------------
 def main(*functions: Callable) -> None:
-    """Judges the reader's functions. If all are right, trains with them: exit code 0, else 1."""
+    """Grades the reader's functions. If all are right, trains with them: exit code 0, else 1."""
 
     def judge_and_train(arguments: list[str]) -> None:
         runs.start_jax()

@@ -1,4 +1,4 @@
-"""DQN's three functions, to be written by you. Fill in the bodies, then let them be judged:
+"""Write DQN's three functions yourself. Fill in the bodies, then run the checker:
 
     python 2_Cart_Pole_DQN/exercises.py    # each: not begun, right, or wrong, and how
 
@@ -21,9 +21,9 @@ def td_target(
 
         y = r + gamma * (1 - terminated) * next_q
 
-    All [B]: the rewards of one step or several; whether the episode is over (a truncated one would
-    have gone on: False); what the network holds the next state to be worth; its discount. No
-    gradient flows through a target: jax.lax.stop_gradient.
+    All are [B]: the rewards of one step or several; whether the episode has terminated (False for
+    a truncated one, which would have gone on); the network's estimate of the next state's value;
+    the discount of that estimate. No gradient flows through a target: jax.lax.stop_gradient.
     """
     raise NotImplementedError
 
@@ -34,8 +34,8 @@ def n_step(batch: Any, gamma: float) -> tuple[jax.Array, jax.Array, Any]:
 
         sum = r_0 + gamma * r_1 + ... + gamma^(m-1) * r_{m-1}
 
-    m is n, or less where the episode ends within the window, by terminated or by truncated: the
-    step that ends it is the last one that counts. What comes after it is the next episode's.
+    m is n, or less if the episode ends within the window, by termination or truncation. The step
+    that ends it is the last one that counts; what follows belongs to the next episode.
     `batch` is a NamedTuple of arrays [B, n, ...]; you need batch.reward, batch.terminated and
     batch.truncated, [B, n].
 
@@ -48,10 +48,10 @@ def n_step(batch: Any, gamma: float) -> tuple[jax.Array, jax.Array, Any]:
 def sample(buffer: Any, rng: jax.Array, batch_size: int, n_steps: int) -> Any:
     """Windows of consecutive transitions from a ring, sampled uniformly with replacement.
 
-    Transition number i, counted from 0, was written into row i % capacity, over what stood there.
-    Still there are the last `capacity` of them. A window begins with any of these after which
-    n_steps - 1 more have been played; it never runs from the newest row on into the oldest, which
-    is next to it in the ring.
+    Transition number i, counted from 0, was written into row i % capacity and replaced what was
+    there, so the buffer has the last `capacity` transitions. A window may begin with any of them
+    that has n_steps - 1 newer ones after it. It never runs on from the newest row into the oldest,
+    which is next to it in the ring.
 
     buffer.rows is a tree of arrays, each [capacity, ...]; buffer.count, int32 [], says how many
     transitions were ever added, at least n_steps. Returns the same tree, each array [batch_size,

@@ -63,9 +63,7 @@ class Exercise(NamedTuple):
 
 
 def shown(array: np.ndarray) -> str:
-    """Its numbers, indented by the ten characters that stand before them; of a large array the
-    edges.
-    """
+    """Its numbers, indented by the ten characters before them; only the edges of a large array."""
     return np.array2string(array, 90, 5, True, prefix=10 * " ", threshold=64, edgeitems=2)
 
 

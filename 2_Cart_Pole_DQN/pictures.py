@@ -79,7 +79,7 @@ def record_gif(path: Path, untrained: Any, trained: Any) -> None:
 
 
 def see_through(pixels: np.ndarray) -> Image.Image:
-    """A frame whose white is transparent and whose black is grey: it fits a light page and a dark
+    """A frame whose white is transparent and whose black is gray: it fits a light page and a dark
     one.
     """
     pixels[pixels.max(axis=2) < 100] = 128
@@ -89,7 +89,7 @@ def see_through(pixels: np.ndarray) -> Image.Image:
 
 
 def fall_on(env: Any) -> None:
-    """One time step of a rod that falls about a cart that stands, down to the track; changes
+    """One time step of a rod that falls on a cart that doesn't move, down to the track; changes
     `env.state`.
     """
     x, _, angle, speed = env.state

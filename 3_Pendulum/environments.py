@@ -20,7 +20,7 @@ QUICK_EVAL_EPISODES = 20
 class EnvState(NamedTuple):
     """An episode in progress."""
 
-    physical: jax.Array  # float32 [2 or 4], what the world is
+    physical: jax.Array  # float32 [2 or 4], the state of the physics
     obs: jax.Array  # float32 [3 or 4], what the agent sees of it
     steps: jax.Array  # int32 [], played in this episode
     episode_return: jax.Array  # float32 [], earned in it
@@ -33,8 +33,8 @@ class Transition(NamedTuple):
     action: jax.Array  # int32 [] or float32 []
     reward: jax.Array  # float32 []
     next_obs: jax.Array  # float32 [3 or 4], the true one, not the first of the next episode
-    terminated: jax.Array  # bool [], the world is over: the pole fell; a pendulum never terminates
-    truncated: jax.Array  # bool [], the time limit is reached; the world would go on
+    terminated: jax.Array  # bool [], the pole fell; a pendulum never terminates
+    truncated: jax.Array  # bool [], the time limit is reached; the episode would go on
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ PENDULUM = Environment(
     (1.0, 1.0, 8.0),
     gymnasium.spec("Pendulum-v1").max_episode_steps,
 )
-# 2 newton metres, not enough to lift the pendulum in one go
+# 2 newton meters, not enough to lift the pendulum in one go
 MAX_TORQUE = PENDULUM.functional.max_torque
 
 

@@ -63,8 +63,8 @@ DISCOUNTED_RETURNS = grader.Exercise(
         "only the next reward is added, not the next return": (
             "return G => return reward + gamma * jnp.pad(reward[:, 1:], ((0, 0), (0, 1)))"
         ),
-        "the sum runs forwards": "(reward, f => (reward[:, ::-1], f; return G => return G[:, ::-1]",
-        "the columns come out in reversed order": "return G => return G[:, ::-1]",
+        "the sum runs forward": "(reward, f => (reward[:, ::-1], f; return G => return G[:, ::-1]",
+        "the columns are in reverse order": "return G => return G[:, ::-1]",
         "every step gets the whole return": (
             "return G => return jnp.broadcast_to(G[:, :1], G.shape)"
         ),
@@ -122,9 +122,9 @@ POLICY_LOSS = grader.Exercise(
         "the gradient also flows through the advantage: stop_gradient is missing": (
             "jax.lax.stop_gradient =>"
         ),
-        "stop_gradient holds the wrong factor": "* log_prob => * jax.lax.stop_gradient(log_prob)",
-        "the probability stands where its logarithm belongs": "* log_prob => * jnp.exp(log_prob)",
-        "sum times sum: log_prob and advantage are added up over an episode before they are "
+        "stop_gradient has the wrong factor": "* log_prob => * jax.lax.stop_gradient(log_prob)",
+        "the probability is used instead of its logarithm": "* log_prob => * jnp.exp(log_prob)",
+        "sum times sum: log_prob and advantage are summed over an episode before they are "
         "multiplied": (
             "(weight * log_prob).sum(axis=1) => "
             "(weight.sum(axis=1) * (alive * log_prob).sum(axis=1))"
@@ -179,11 +179,11 @@ GAE = grader.Exercise(
         "gamma is missing in the recursion": "gamma * gae_lambda => gae_lambda",
         "the recursion is missing: this is delta": "gamma * gae_lambda => 0.0",
         "gamma is missing in delta": "gamma * ~ => ~",
-        "lambda stands in delta, too": "gamma * ~ => gamma * gae_lambda * ~",
+        "lambda is in delta, too": "gamma * ~ => gamma * gae_lambda * ~",
         "V(s_t) is not subtracted": "- value =>",
         "V(s_t) is added again: these are the critic's targets": "return A => return A + value",
-        "the columns come out in reversed order": "return A => return A[:, ::-1]",
-        "the recursion runs forwards in time": (
+        "the columns are in reverse order": "return A => return A[:, ::-1]",
+        "the recursion runs forward in time": (
             "(delta, factor) => (delta[:, ::-1], factor[:, ::-1]); return A => return A[:, ::-1]"
         ),
         "it runs over the environments": (
@@ -229,7 +229,7 @@ CLIPPED_OBJECTIVE = grader.Exercise(
         "the lower bound 1 - epsilon is missing": "1 - epsilon => None",
         "the upper bound 1 + epsilon is missing": "1 + epsilon => None",
         "the ratio is clipped to -epsilon ... epsilon, not around 1": "1 - => -; 1 + =>",
-        "it is a loss, not an objective: the sign is the other one": "return => return -",
+        "it's a loss, not an objective: the sign is reversed": "return => return -",
         "the mean is taken already": "clipped * advantage) => clipped * advantage).mean()",
     },
 )
@@ -239,7 +239,7 @@ EXERCISES = {e.right.__name__: e for e in (DISCOUNTED_RETURNS, POLICY_LOSS, GAE,
 
 # %% Main ------------------------------------------------------------------------------------------
 def main(*functions: Callable) -> None:
-    """Judges the reader's functions. If all are right, trains with them: exit code 0, else 1."""
+    """Grades the reader's functions. If all are right, trains with them: exit code 0, else 1."""
 
     def judge_and_train(arguments: list[str]) -> None:
         runs.start_jax()

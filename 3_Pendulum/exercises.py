@@ -1,5 +1,4 @@
-"""The functions of REINFORCE and PPO, to be written by you. Fill in the bodies, then let them be
-judged:
+"""Write the functions of REINFORCE and PPO yourself. Fill in the bodies, then run the checker:
 
     python 3_Pendulum/exercises.py    # each: not begun, right, or wrong, and how
 
@@ -52,9 +51,9 @@ def gae(
         A_t     = delta_t + gamma * lambda * (1 - ended_t) * A_{t+1},    A_T = 0
         ended_t = terminated_t or truncated_t
 
-    All [N, T]. After an end the next row is of another episode; next_value, V(s_{t+1}), is of the
-    observation in which this one ended. Truncated: cut off by the time limit, though the world
-    would go on.
+    All are [N, T]. After an end, the next step belongs to another episode. next_value, V(s_{t+1}),
+    is always the value of the observation in which this one ended. Truncated means that the time
+    limit cut the episode off; it would have gone on.
     """
     raise NotImplementedError
 

@@ -89,7 +89,7 @@ class Constants:
     HIDDEN_SIZE: Size = 64  # width of the two hidden layers of each network
     SCALE_OBSERVATIONS: bool = True  # divide by ENV.observation_scale: all numbers reach about 1
     SIGMA_START: Positive = 2.0  # initial standard deviation of the torque, N m; the limits are +-2
-    # newton metres; as sigma goes to 0, a small step of the mean makes any ratio
+    # newton meters; as sigma goes to 0, a small step of the mean makes any ratio
     SIGMA_MIN: Positive = 0.05
     # --- the run
     SEED: Seed = 0  # of the first seed
@@ -206,13 +206,13 @@ class Log(NamedTuple):
     num_updates: jax.Array  # int32, rollouts so far
     eval_return: jax.Array  # greedy policy, a mean over a few episodes in the JAX environment
     # means over the rollouts of the interval:
-    episode_return: jax.Array  # of the policy that draws its actions; nan if no episode ended
+    episode_return: jax.Array  # of the policy that samples its actions; nan if no episode ended
     # 1 - Var(returns - V) / Var(returns), of V before it learned from them
     explained_variance: jax.Array
     value_loss: jax.Array
     # after the last epoch, new policy against old on the whole rollout:
     entropy: jax.Array  # nats, of the new policy
-    sigma: jax.Array  # newton metres, of the same
+    sigma: jax.Array  # newton meters, of the same
     kl: jax.Array  # KL(old || new), exact
     approx_kl: jax.Array  # the same, estimated from the sampled actions (k3)
     clip_fraction: jax.Array  # share of ratios outside 1 +- CLIP_EPSILON
@@ -386,7 +386,7 @@ def gae(
     All [N, T]; next_value is V(s_{t+1}) of the true next observation. The advantages plus `value`
     are the critic's targets.
     """
-    # Only termination ends the future rewards. After a truncation the world would go on, so it
+    # Only termination ends the future rewards. A truncated episode would have gone on, so it
     # bootstraps.
     delta = reward + gamma * (1 - terminated) * next_value - value  # [N, T]
     # The next step may belong to the next episode: no advantage flows back over an end of either

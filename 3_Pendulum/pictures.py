@@ -110,7 +110,7 @@ def record_gif(path: Path, policy: Callable, untrained: Any, trained: Any) -> np
 
 
 def see_through(pixels: np.ndarray) -> Image.Image:
-    """A frame whose white is transparent and whose black is grey: it fits a light page and a dark
+    """A frame whose white is transparent and whose black is gray: it fits a light page and a dark
     one.
     """
     pixels[pixels.max(axis=2) < 100] = 128

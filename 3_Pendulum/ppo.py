@@ -171,7 +171,7 @@ class Log(NamedTuple):
     num_updates: jax.Array  # int32, rollouts so far
     eval_return: jax.Array  # greedy policy, a mean over a few episodes in the JAX environment
     # means over the rollouts of the interval:
-    episode_return: jax.Array  # of the policy that draws its actions; nan if no episode ended
+    episode_return: jax.Array  # of the policy that samples its actions; nan if no episode ended
     # 1 - Var(returns - V) / Var(returns), of V before it learned from them
     explained_variance: jax.Array
     value_loss: jax.Array
@@ -335,7 +335,7 @@ def gae(
     All [N, T]; next_value is V(s_{t+1}) of the true next observation. The advantages plus `value`
     are the critic's targets.
     """
-    # Only termination ends the future rewards. After a truncation the world would go on, so it
+    # Only termination ends the future rewards. A truncated episode would have gone on, so it
     # bootstraps.
     delta = reward + gamma * (1 - terminated) * next_value - value  # [N, T]
     # The next step may belong to the next episode: no advantage flows back over an end of either

@@ -50,8 +50,8 @@ def ratios_after(
 ) -> np.ndarray:
     """Each action's ratio after 0, 1, ... NUM_EPOCHS passes, [NUM_EPOCHS + 1, B].
 
-    Of the same key, the first passes are the same however many follow: so what `ppo.learn` makes of
-    n passes is where the update stands after n of them.
+    With the same key, the first passes are the same however many follow. So the result of
+    `ppo.learn` with n passes is the state after n of the NUM_EPOCHS.
     """
 
     @functools.partial(jax.jit, static_argnums=0)

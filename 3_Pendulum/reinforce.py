@@ -7,8 +7,8 @@ Barto 2018, eq. 13.11), estimated from N whole episodes that the policy played:
     G_t = sum_{k>=t} gamma^(k-t) r_k
 
 BASELINE chooses b_t: nothing, the mean of the batch (it shrinks the gradient a little), or a
-learned critic V(s_t). What a baseline changes is how far the estimate of one batch strays from the
-mean of all.
+learned critic V(s_t). A baseline changes only the variance: how far the estimate of one batch is
+from the mean of all.
 
 Read first: `update`, the four phases; `discounted_returns` and the three baselines; `policy_loss`.
 Then `diff 3_Pendulum/reinforce.py 3_Pendulum/ppo.py` shows what PPO adds.
@@ -167,7 +167,7 @@ class Log(NamedTuple):
     num_updates: jax.Array  # int32, rollouts so far
     eval_return: jax.Array  # greedy policy, a mean over a few episodes in the JAX environment
     # means over the rollouts of the interval, nan if there was none:
-    episode_return: jax.Array  # of the policy that draws its actions
+    episode_return: jax.Array  # of the policy that samples its actions
     truncated: jax.Array  # share of the episodes that reached the time limit
     entropy: jax.Array  # nats, of the policy at the steps played; ln 2 = 0.69 is a coin
     # 1 - Var(returns - b) / Var(returns), steps played; 0 without baseline
@@ -269,8 +269,8 @@ def update(c: Constants, agent: Agent, rng: jax.Array) -> tuple[Agent, dict[str,
 def collect(c: Constants, actor: MLP, rng: jax.Array) -> Rollout:
     """One whole episode of every environment, all by one and the same policy.
 
-    All run for 500 steps, since a compiled loop cannot stop for each alone; a pole that has fallen
-    is played on, and nothing after the fall counts.
+    All run for 500 steps, because a compiled loop can't stop each one separately. After a pole has
+    fallen, its environment goes on, but nothing after the fall counts.
     """
     reset_rng, action_rng = jax.random.split(rng)
 

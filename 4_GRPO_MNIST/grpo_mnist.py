@@ -1,9 +1,9 @@
 """GRPO on MNIST: guess each digit G times, and compare the guesses with each other. No critic.
 
-An image is the observation, a guessed digit the action, 1 the reward of the right digit, 0 of every
-other; the episode is over after one guess. We sample G guesses per image and maximize PPO's clipped
-surrogate objective, with an advantage computed within the group (DeepSeekMath, arXiv 2402.03300,
-eq. 3):
+The observation is an image, and the action is a guessed digit. The reward is 1 for the right digit
+and 0 for any other. The episode is over after one guess. We sample G guesses per image and maximize
+PPO's clipped surrogate objective, with an advantage computed within the group (DeepSeekMath, arXiv
+2402.03300, eq. 3):
 
     A_i = (R_i - mean(R_1 ... R_G)) / std(R_1 ... R_G)
     J   = mean [ min(ratio_i * A_i, clip(ratio_i, 1 - epsilon, 1 + epsilon_high) * A_i)
@@ -289,7 +289,7 @@ def group_advantage(rewards: jax.Array) -> jax.Array:
 
 
 def has_signal(rewards: jax.Array) -> jax.Array:
-    """Whether a group holds right and wrong guesses, bool [B]; else every advantage of it is 0."""
+    """Whether a group has right and wrong guesses, bool [B]; if not, all its advantages are 0."""
     return rewards.min(axis=1) < rewards.max(axis=1)
 
 

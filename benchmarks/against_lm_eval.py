@@ -6,7 +6,7 @@ our figures.
 RUNS are finished runs of the main script whose questions have a task in 5_GRPO_Maxtext/lm_eval/.
 "Before" is their MODEL, "after" the last checkpoint. Both were asked greedily by the run itself
 with its own DTYPE. Here `make lm-eval` asks them (torch, float32), and so does inference.py in
-float32. What lies in runs/lm_eval already is not made again.
+float32. It skips what's already in runs/lm_eval.
 """
 
 import json

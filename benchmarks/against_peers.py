@@ -1,9 +1,9 @@
 """Folders 2 and 3 against Stable-Baselines3, rejax, purejaxrl and CleanRL, on one machine.
 
-They run one after another. Every row names its settings: ours are the script's defaults, those of
-Stable-Baselines3 come from rl-zoo, those of the others from their own repositories, or stand in
-their script here. Peers live in environments of their own, and CleanRL and purejaxrl are clones,
-which run as they are:
+They run one after another. Every row names its settings. Ours are the script's defaults, those of
+Stable-Baselines3 come from rl-zoo, and those of the others from their own repositories or from
+their scripts here. Each peer has its own environment. CleanRL and purejaxrl are clones, which run
+as they are:
 
     python3.12 -m venv /tmp/sb3 && /tmp/sb3/bin/pip install stable-baselines3
     python3.12 -m venv /tmp/rejax && /tmp/rejax/bin/pip install rejax 'gymnax<1' gymnasium

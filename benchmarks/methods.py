@@ -5,9 +5,9 @@ each.
     python benchmarks/methods.py METHOD=my_method.py        # and yours: a file with one function
     python benchmarks/methods.py METHODS="GRPO;MaxRL" SEEDS=3 OUT=runs/short  # some of them
 
-The task is examples/larger_numbers, and how it was chosen stands in folder 5's docs/methods.md,
-with what is found. Two runs at a time, each on a core of its own, in runs/measure: what is there is
-not run again.
+The task is examples/larger_numbers. Folder 5's docs/methods.md says how we chose it and what we
+found. Two runs go at a time, each on its own core, and are kept in runs/measure: what's there isn't
+run again.
 
 Written to OUT: `methods.csv` (a line per run), `methods_curves.csv` (a line per run and
 evaluation), `methods_pass_at_k.csv`, and a picture of eight methods and yours; the table is printed

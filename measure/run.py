@@ -359,7 +359,7 @@ def chosen(only: str) -> list[Job]:
 def stale(found: Sequence[Job]) -> list[tuple[Job, Path, str]]:
     """The products that are out of date, and why. What's made from such a table is, too."""
     entries, old = lock.read(), {}
-    for job in jobs():  # tables stand before what is made from them
+    for job in jobs():  # tables come before what's made from them
         hashes, tables = job.hashes(), [path.name for path in job.sources() if path in old]
         for path in job.products():
             why = lock.why_stale(entries.get(str(path.relative_to(ROOT))), *hashes)

@@ -1,6 +1,6 @@
 """The tables of measurements in the pages, from the committed CSV files: `make pages`.
 
-A table stands between `<!-- table NAME -->` and `<!-- end -->`; [page.NAME] in its chapter's
+A table goes between `<!-- table NAME -->` and `<!-- end -->`; [page.NAME] in its chapter's
 study.toml describes it for both languages:
 
     csv = "compare.csv"         # in assets/

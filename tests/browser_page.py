@@ -38,7 +38,7 @@ def run(finished):
 
 @pytest.fixture
 def show(driver):
-    """Opens a page at a size and in a colour scheme; at the end the browser has no complaint."""
+    """Opens a page at a size and in a color scheme; at the end the browser has no complaint."""
 
     def show(path, size="desk", scheme="light"):
         look_like(driver, *WIDTHS[size], phone=size == "phone", scheme=scheme)

@@ -55,7 +55,7 @@ REWARDS = ("match_format_exactly", "match_format_approximately", "check_answer",
 
 @pytest.fixture
 def show(driver):
-    """Opens a room, in a colour scheme and a language; at the end the browser has no complaint."""
+    """Opens a room, in a color scheme and a language; at the end the browser has no complaint."""
 
     def show(room, scheme="light", lang="en", more=""):
         look_like(driver, 1280, 900, phone=False, scheme=scheme)
@@ -662,7 +662,7 @@ def test_a_training_stops_goes_on_and_is_reset(show):
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_each_room_on_a_phone_and_on_a_desk(show, room):
-    """Widths, keys, and links to chapters; `make test-site` asks axe about colours and sizes."""
+    """Widths, keys, and links to chapters; `make test-site` asks axe about colors and sizes."""
     reached = """const all = 'button, a.button, select, summary, input';
     return [...document.querySelectorAll(all)].every(
       (e) => (e.focus(), !e.checkVisibility() || e.disabled || e.matches(':focus')))"""

@@ -38,7 +38,7 @@ return {
 }"""
 WIDE = "return document.documentElement.scrollWidth > innerWidth"
 # What comes with a click: a mission and the answer to a guess, a token's formula; its strongest
-# colours.
+# colors.
 OPENED = """
 for (const name of [".missions button", "[id^=guess_]", "article .token"])
   document.querySelector(name)?.click();
@@ -133,7 +133,7 @@ def test_axe_finds_nothing(driver, page, scheme):
                 lambda d: any(x.is_displayed() for x in find(d, "#eight_told"))
             )
         driver.execute_script(OPENED)
-        time.sleep(0.6)  # Material fades colours, and lets keys reach what scrolls
+        time.sleep(0.6)  # Material fades colors, and lets keys reach what scrolls
         axe = Axe(driver)
         axe.inject()
         found = axe.run(options="{iframes: false, rules: {'target-size': {enabled: true}}}")[

@@ -26,7 +26,7 @@ def started(traced: bool) -> webdriver.Chrome:
 
 
 def look_like(driver, width, height, *, phone, scheme="light"):
-    """Gives the browser a size and a colour scheme."""
+    """Gives the browser a size and a color scheme."""
     metrics = dict(width=width, height=height, deviceScaleFactor=1, mobile=phone)
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     feature = {"name": "prefers-color-scheme", "value": scheme}

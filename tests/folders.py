@@ -23,7 +23,7 @@ SAME_STATE = dict(rtol=0, atol=12 * 30 * 2**-24)  # 2e-5
 
 @functools.cache
 def load_all(folder: str) -> dict[str, ModuleType]:
-    """Every file of a numbered folder as a module, by name; afterwards the names are free again."""
+    """Every file of a numbered folder as a module, by name; afterward the names are free again."""
     names = sorted(path.stem for path in (ROOT / folder).glob("*.py"))
     # folder 5's exercises
     hidden = {name: sys.modules.pop(name) for name in names if name in sys.modules}

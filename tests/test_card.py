@@ -80,7 +80,7 @@ def test_all_of_it_on_the_cpu(tmp_path, monkeypatch):
     [resumed] = re.findall(r"^its last reward +(\S+)$", report, re.M)
     assert float(resumed) == pytest.approx(last["reward"], abs=1e-4)
     assert re.search(
-        r"^killed after checkpoint +[24]; rows afterwards: \[1, 2, 3, 4\]$", report, re.M
+        r"^killed after checkpoint +[24]; rows afterward: \[1, 2, 3, 4\]$", report, re.M
     )
     assert "decode" in report and report.splitlines()[-1].split() == [
         "not",

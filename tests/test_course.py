@@ -120,7 +120,7 @@ def test_cell_by_cell_a_script_prints_nothing_and_writes_nothing(
 ):
     """Also what an import does: the command line's last lines need `__name__ == "__main__"`."""
     before = {path: path.stat().st_mtime_ns for path in ROOT.glob("[1-5]_*/*")}
-    if path.parent != settings.HERE:  # its neighbours are imported anew
+    if path.parent != settings.HERE:  # its neighbors are imported anew
         monkeypatch.syspath_prepend(path.parent)
         for name in load_all(path.parent.name):
             monkeypatch.setitem(sys.modules, name, None)  # at the end, what is there now comes back

@@ -195,7 +195,7 @@ def test_the_scripts_train_with_the_readers_functions(
     for name, module in folders.load_all(folder).items():
         monkeypatch.setitem(sys.modules, name, module)
         for own in bodies.keys() & vars(module).keys():
-            # a script has its own again afterwards
+            # a script has its own again afterward
             monkeypatch.setattr(module, own, getattr(module, own))
     monkeypatch.setattr(load(folder).runs, "RUNS", tmp_path / "runs")
     monkeypatch.setattr(sys, "argv", ["exercises.py", *arguments.split()])

@@ -19,7 +19,7 @@ from tools import model_card, show_run
 # the direction of writing
 TURNING = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 MARKS = {"\u200e", "\u200f", "\u061c"}
-# clears, hides an .exe, overwrites, colours, is no text
+# clears, hides an .exe, overwrites, colors, is not text
 EVIL = "\x1b[2J\u202egnp.exe\r\x9b1m\ud800"
 
 

@@ -69,7 +69,7 @@ def test_the_whole_script_trains_it_and_the_export_is_what_was_trained(model, em
     )
     log = read_log(empty_folder / "run" / "train_log.csv")
     assert len(log) == 2
-    # Decoding, whose cache holds keys that are normalised and rotated, agrees with the full forward
+    # Decoding, whose cache holds keys that are normalized and rotated, agrees with the full forward
     # pass, but for padding: a random model gives it up to 14 %, and it's never drawn.
     assert max(row["mismatch_max"] for row in log) < 0.2
     convert.main(["SOURCE=run", "TARGET=hf"])

@@ -298,7 +298,7 @@ def test_rounding_at_random_gives_a_neighbour_and_on_average_the_number():
     rng = np.random.default_rng(0)
     numbers = rng.normal(size=200) * 10.0 ** rng.uniform(-6, 2, 200)
     numbers = np.concatenate([numbers, [0, 1, -0.5, 3e-6]]).astype(np.float32)
-    down = (numbers.view(np.uint32) & 0xFFFF0000).view(np.float32)  # towards zero
+    down = (numbers.view(np.uint32) & 0xFFFF0000).view(np.float32)  # toward zero
     up = (down.view(np.uint32) + 0x10000).view(np.float32)
     drawn = np.asarray(stochastic_round(np.tile(numbers, (10_000, 1)))).astype(np.float32)
     assert ((drawn == down) | (drawn == up)).all() and (drawn[:, 200:203] == numbers[200:203]).all()

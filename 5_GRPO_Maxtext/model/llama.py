@@ -83,7 +83,7 @@ def fetch_model(model: str, weights: bool = True) -> tuple[Path, transformers.Pr
 
 def side_files(folder: Path) -> list[Path]:
     """A model's files that hold no weights, but for its README: config, tokenizer, chat templates,
-    licence.
+    license.
     """
     files = [*folder.iterdir(), *folder.glob("additional_chat_templates/*")]
     return sorted(
@@ -147,7 +147,7 @@ def from_hub(model: str, without: list[str]) -> Path:
             faults.append(first_line(error))
     fault = f"neither a folder nor to be had from the Hugging Face hub ({faults[0]})"
     raise UserError(
-        f"MODEL={model}: {fault}; give a folder, or accept the licence and set HF_TOKEN"
+        f"MODEL={model}: {fault}; give a folder, or accept the license and set HF_TOKEN"
     )
 
 

@@ -112,7 +112,7 @@ def sampled_log_prob(logits, token, temperature, top_p: float, top_k: int) -> ja
 
 
 class MaxTextRollout(BaseRollout):
-    """A Tunix rollout engine that decodes with the actor's own weights (nothing to synchronise).
+    """A Tunix rollout engine that decodes with the actor's own weights (nothing to synchronize).
 
     Args:
         rollout_actor, tokenizer, mesh, rollout_config: as Tunix passes them.

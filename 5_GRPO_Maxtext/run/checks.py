@@ -151,12 +151,12 @@ def combinations(c) -> None:
         (
             "ADVANTAGE",
             c.ADVANTAGE.startswith("turn") and not world,
-            "judges the turns of a world; name an ENVIRONMENT",
+            "judges turns; name an ENVIRONMENT",
         ),
         (
             "REWARDS",
             "episode_return" in listed and not world,
-            "episode_return is a world's; name an ENVIRONMENT",
+            "episode_return needs an environment; name an ENVIRONMENT",
         ),
         *(
             ("REWARDS", listed.count(name) > 1, f"{name} is named twice; name each reward once")

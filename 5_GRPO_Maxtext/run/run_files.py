@@ -163,5 +163,5 @@ def meaning(
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """The names in two `meaning`s that differ; [] if figures of the two may stand side by side."""
+    """The names in two `meaning`s that differ; [] if figures of the two are comparable."""
     return [name for name in first if first[name] != second[name]]

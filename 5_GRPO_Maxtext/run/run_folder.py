@@ -62,7 +62,7 @@ class RunFolder:
 
     @property
     def run_id(self) -> str:
-        """Its number, which each of its checkpoints holds; on other hosts than the first ""."""
+        """Its number, also in each of its checkpoints; "" on hosts other than the first."""
         note = read_object(self.logs / "run.json") or {}
         return note.get("run_id", "") if devices.is_first() else ""
 

@@ -281,7 +281,7 @@ def main(arguments: list[str]) -> int:
         with part("killed and resumed"):
             saved, again = kill_and_resume(folder / "killed", *arguments)
             steps = [int(row["step"]) for row in again]
-            say("killed after checkpoint", f"{saved}; rows afterwards: {steps}")
+            say("killed after checkpoint", f"{saved}; rows afterward: {steps}")
             # On a GPU, sums of gradients differ in the last digits from run to run.
             say("its last reward", f"{again[-1]['reward']:.4f}")
             faults += ["the resumed run's rows"] * (steps != list(range(1, len(steps) + 1)))

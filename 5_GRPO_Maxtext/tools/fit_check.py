@@ -188,7 +188,7 @@ def make_programs(
         )
         beside = opt_state, reference, everything if c.LORA_RANK else ()  # it decodes with W + A B
 
-        def results(name):  # the compiler decides where the prompts' KV cache lies
+        def results(name):  # the compiler decides where the prompts' KV cache is
             return jax.tree.map(
                 lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
                 done[name].out_info,

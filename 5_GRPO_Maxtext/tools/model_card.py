@@ -28,7 +28,7 @@ PACKAGES = ("google-tunix", "maxtext", "jax", "flax", "optax", "transformers")
 
 
 def licence_of(folder: Path) -> dict[str, str]:
-    """The licence fields of a base model's card, else for its file LICENSE*, else none."""
+    """The license fields of a base model's card, else for its file LICENSE*, else none."""
     try:
         data = huggingface_hub.metadata_load(folder / "README.md") or {}
     except (OSError, ValueError, yaml.YAMLError):  # there's no card, or its header can't be read
@@ -36,7 +36,7 @@ def licence_of(folder: Path) -> dict[str, str]:
     for path in sorted(folder.glob("LICENSE*")):
         own = {
             "license": "other",
-            "license_name": "licence-of-the-base-model",
+            "license_name": "license-of-the-base-model",
             "license_link": path.name,
         }
         data = data if "license" in data else own
@@ -52,7 +52,7 @@ def code(text: str) -> str:
 def model_card(checkpoint: Checkpoint, model: str, folder: Path) -> ModelCard:
     """The README.md for the folder to which a run's checkpoint, with its step, is exported.
 
-    Only the last one of a finished run has metrics, from result.json. The licence comes from
+    Only the last one of a finished run has metrics, from result.json. The license comes from
     MODEL's files in `folder`. Untrusted text can't end the header, a table or a block.
     """
     run_dir, step, c = checkpoint

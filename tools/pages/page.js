@@ -1,9 +1,9 @@
-// Pictures in the colours of the page, films with a button and a slider, names beside the fields of the glossary.
+// Pictures in the colors of the page, films with a button and a slider, names beside the fields of the glossary.
 const isDark = () => document.body.dataset.mdColorScheme === "slate";
 const inColours = [];
 const chinese = document.documentElement.lang.startsWith("zh");
 
-// Rooms of the playground take the page's colours, and say how high they are.
+// Rooms of the playground take the page's colors, and say how high they are.
 const rooms = [...document.querySelectorAll(".room")];
 inColours.push(() => rooms.forEach((room) => { room.src = `${room.dataset.src}&theme=${isDark() ? "dark" : "light"}`; }));
 addEventListener("message", ({ data, source }) => {

@@ -99,7 +99,7 @@ PIECES = {
         ),
         "answer_ratio(new, (new - old).mean(1))": "padding counts in the answer's ratio",
         "answer_ratio(new, own)": "the answer's log-ratios are added up, not averaged",
-        "jnp.exp(old - new)": "the ratio is upside down, old over new",
+        "jnp.exp(old - new)": "the ratio is inverted: old over new",
         "new - old": "the ratio is a difference of log-probs, without exp",
         "jnp.exp(new - ref)": "the ratio is taken to the reference, not to the old policy",
         "jnp.exp(new - fixed(new))": (
@@ -125,7 +125,7 @@ PIECES = {
         ),
         "clipped * A * new": "the gradient also flows through the weight: stop_gradient is missing",
         "A * new": "the objective is A * log pi, without a ratio",
-        "A * jnp.exp(new)": "the probability stands where its logarithm belongs",
+        "A * jnp.exp(new)": "the probability is used instead of its logarithm",
     },
     "kl": {
         "k3(ref - new)": "a KL (k3) is subtracted from the objective",
@@ -291,8 +291,9 @@ COMPLETION_MASK = grader.Exercise(
         "one token after the end-of-sequence token counts, too": (
             "before == 0 => jnp.pad(before, ((0, 0), (1, 0)))[:, :-1] == 0"
         ),
-        "everything but token 0 counts: the padding is known by where it stands, "
-        "not by its token": ("before == 0 => completions != 0"),
+        "everything but token 0 counts: padding is recognized by its position, not by its token": (
+            "before == 0 => completions != 0"
+        ),
         "everything but the end-of-sequence token counts": "before == 0 => ~is_eos",
         "the last end-of-sequence token ends an answer, not the first": (
             "before == 0 => (before == 0) | is_eos[:, ::-1].cumsum(axis=1)[:, ::-1].astype(bool)"
@@ -303,7 +304,7 @@ COMPLETION_MASK = grader.Exercise(
         "an answer without end-of-sequence token does not count at all": (
             "before == 0 => (before == 0) & is_eos.any(axis=1, keepdims=True)"
         ),
-        "the mask is upside down: True where there is padding": "before == 0 => before > 0",
+        "the mask is inverted: True where there is padding": "before == 0 => before > 0",
         "the sum runs down the batch, not along the answer": "axis=1 => axis=0",
     },
 )

@@ -38,7 +38,7 @@ ATTENTION_WEIGHTS = grader.Exercise(
         "the mask is missing: tokens read from later ones": (
             "scores = np.where(mask, scores, -np.inf) =>"
         ),
-        "a token reads from itself and the later ones: the mask is upside down": (
+        "a token reads from itself and the later ones: the mask is inverted": (
             "np.tri(T, dtype=bool) => np.tri(T, dtype=bool).T"
         ),
         "a token can't read from itself": ("np.tri(T, dtype=bool) => np.tri(T, k=-1, dtype=bool)"),
@@ -107,7 +107,7 @@ DEMONSTRATION_LOSS = grader.Exercise(
             "(log_prob * counted).sum() / counted.sum() => "
             "((log_prob * counted).sum(axis=1) / counted.sum(axis=1)).mean()"
         ),
-        "the logits stand for the log-probs: softmax is missing": (
+        "the logits are used as log-probs: log-softmax is missing": (
             "before - np.log(np.exp(before).sum(axis=-1, keepdims=True)) => before"
         ),
         "the logarithm is missing: it's the probability that is averaged": (
