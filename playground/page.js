@@ -1,4 +1,4 @@
-// The frame: four rooms behind tabs, the language, the colours, and what the address asks for.
+// The frame: four rooms behind tabs, the language, the colors, and what the address asks for.
 
 import { ROOMS, addressOf, follow, frame, readFrame, remember, watch } from "./address.js";
 import { language, setLanguage, text } from "./texts.js";
