@@ -5,8 +5,8 @@ import { frame } from "./address.js";
 const TEXTS = {
   title: ["From Q-learning to GRPO, live", "從 Q-learning 到 GRPO，現場演算"],
   about: [
-    "Four hands-on demos from the course. The last one trains a language model with 319,392 weights, with reinforcement learning, right here in your browser.",
-    "課程裡的四個互動示範。最後一個會在你的瀏覽器裡，用強化學習當場訓練一個有 319,392 個權重的語言模型。",
+    "Four hands-on demos. The last one trains a language model (319,392 weights) with reinforcement learning, right in your browser.",
+    "課程裡的四個互動示範。最後一個會在你的瀏覽器裡，用強化學習當場訓練一個語言模型（319,392 個權重）。",
   ],
   rooms: ["Demos", "示範"],
   tab_grid: ["Grid", "網格"],
@@ -407,7 +407,7 @@ const TEXTS = {
   // --- training
   train_title: ["Train a language model", "訓練一個語言模型"],
   train_about: [
-    "GRPO, {batch} questions per step. The model calculates well, reads badly and forgets tags. Press Train and watch it find out what pays.",
+    "The model calculates well, reads badly and forgets tags. Press Train: GRPO, {batch} questions per step, finds out what pays.",
     "用 GRPO，每一步 {batch} 個題目。這個模型算得好、讀得差，還會漏掉標籤。按下開始，看它怎麼發現什麼才有分數。",
   ],
   train_start: ["▶ Train", "▶ 開始訓練"],
@@ -419,7 +419,7 @@ const TEXTS = {
   train_fault: ["This browser could not compute: {fault}. It needs WebAssembly with SIMD.", "這個瀏覽器算不了：{fault}。需要支援 SIMD 的 WebAssembly。"],
   train_right: ["held-out questions right:", "保留的題目答對："],
   train_form: ["form right:", "格式正確："],
-  train_reward: ["What earns points", "什麼有分數"],
+  train_reward: ["What pays", "給分"],
   preset_course: ["as in the course", "和課程一樣"],
   preset_form: ["only the form", "只給格式分"],
   preset_right: ["only the right number", "只給正確的數字"],
@@ -438,8 +438,8 @@ const TEXTS = {
   points_wrong: ["wrong answer", "答錯"],
   points_number: ["right number (check_numbers)", "數字正確（check_numbers）"],
   points_token: ["each token of the answer", "回答的每個 token"],
-  beta: ["BETA, pull to the start", "BETA，拉回起點的力道"],
-  G: ["G, answers per question", "G，每題幾個回答"],
+  beta: ["BETA (KL)", "BETA（KL）"],
+  G: ["G (group size)", "G（每題幾個回答）"],
   train_turned: ["Changed on the way: {turned}.", "途中改過：{turned}。"],
   turned_at: ["step {step}: {name}", "第 {step} 步：{name}"],
   train_discard: [
@@ -482,7 +482,7 @@ const TEXTS = {
   ],
   train_kept: ["Kept in this browser: a reload goes on from here.", "已存在這個瀏覽器裡，重新載入後可以繼續。"],
   train_not_kept: ["This browser keeps nothing: a reload starts over.", "這個瀏覽器不讓這一頁存資料，重新載入就要從頭開始。"],
-  updates: ["updates per batch (NUM_ITERATIONS)", "每批資料更新幾次（NUM_ITERATIONS）"],
+  updates: ["updates per batch", "每批更新幾次"],
   clip_off: ["off", "關"],
   setting_preset: ["reward", "獎勵"],
   setting_points: ["points", "分數"],

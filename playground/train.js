@@ -423,8 +423,8 @@ export function trainRoom(place) {
           dial("temperature", "temperature", { min: 0.5, max: 1.5, step: 0.1, show: (x) => number(x, 1) })),
         h("details", {}, h("summary", {}, text("train_points")), points)),
       h("details", { class: "fixed", id: "settings" }, h("summary", {}, text("train_settings")),
-        choice("clip", text("setting_clip"), clips, settings.clip, turned("clip")),
         h("div", { class: "sliders" },
+          choice("clip", text("setting_clip"), clips, settings.clip, turned("clip")),
           dial("updates", "updates", { min: 1, max: 8, step: 1 }),
           dial("answers", "G", { min: 2, max: 16, step: 1 }),
           dial("rate", "rate", {

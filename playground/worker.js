@@ -80,8 +80,8 @@ const perform = {
         right: isRight(texts[i], questions[q].gold), form: formatOk(texts[i]),
       }));
     });
-    const found = perform.gradientOf({ ...given, temperature });
-    groups.forEach((group, q) => group.forEach(({ pushes }, i) => { graded[q][i].pushes = pushes; }));
+    const { pushes, ...found } = perform.gradientOf({ ...given, temperature });
+    graded.flat().forEach((answer, i) => { answer.pushes = pushes[i]; });
     return { ...found, groups: graded };
   },
 
@@ -105,7 +105,7 @@ const perform = {
     gradient.numbers.fill(0);
     const reference = { rows: referenceRows, weights: models.start };
     const figures = lossAndGradient(rows, models.own, gradient, scratch, groups, { ...given, reference });
-    return { figures, gradient: gradient.numbers.slice() };
+    return { figures, gradient: gradient.numbers.slice(), pushes: groups.flat().map(({ pushes }) => pushes) };
   },
 
   /** One update of the weights by the sum of all workers' gradients: { norm, moved }. */

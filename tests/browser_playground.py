@@ -27,6 +27,7 @@ import pandas as pd
 import psutil
 import pytest
 from chromium import find, look_like, one, turn
+from flax import nnx
 from folders import load
 from hostile import HOSTILE
 from safetensors.numpy import save_file
@@ -162,9 +163,11 @@ def flat_gradient(gradient, c, folder):
     return build.flat_weights(folder / "gradient")
 
 
-def test_loss_and_gradient_of_a_step_equal_jaxs(show, maxtext, tmp_path):
-    """The main script's own `grpo_loss`, of answers that a policy away from its reference is
-    trained on.
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_loss_and_gradient_of_a_step_equal_jaxs(show, maxtext, tmp_path, temperature):
+    """The main script's own `loss`, of answers that a policy away from its reference is trained on.
+
+    A token's push is minus the gradient by its own logit, times the number of answers.
     """
     driver = show("clip")
     model, mesh, c, questions = maxtext
@@ -179,10 +182,12 @@ def test_loss_and_gradient_of_a_step_equal_jaxs(show, maxtext, tmp_path):
     tokens = padded(
         [prompt for prompt in prompts for _ in range(4)], [a for group in answers for a in group]
     )
-    params, policy = model_of(c, model, temperature=1.0)
+    params, policy = model_of(c, model, temperature=temperature)
     moved = jax.tree.map(lambda w: w * jnp.float32(1.02), params)
     with mesh:
-        reference, _ = log_probs(model, *tokens, pad_id=0, temperature=1.0)
+        reference, _ = log_probs(model, *tokens, pad_id=0, temperature=temperature)
+        away = nnx.merge(policy.graphdef, moved, policy.frozen, copy=True)
+        _, logits = log_probs(away, *tokens, pad_id=0, temperature=1.0)  # [8, 28, V]
     mask = np.asarray(tokens[1]) != 0
     batch = as_batch(
         dict(
@@ -202,6 +207,12 @@ def test_loss_and_gradient_of_a_step_equal_jaxs(show, maxtext, tmp_path):
     still = "{gradient: new Float32Array(module('model').SIZE), rate: -0.2}"
     run(driver, f"await (await pool()).ask('apply', {still})")
     use, policy = grpo_variants.choose(c, demo.TABLES), dataclasses.replace(policy, mesh=mesh)
+
+    def table(logits, batch):
+        log = jax.nn.log_softmax(logits / temperature)
+        taken = jnp.take_along_axis(log, batch.completion_ids[..., None], -1)[..., 0]
+        return SimpleNamespace(log_prob=taken, entropy=jnp.zeros_like(taken))
+
     olds = [row[m].tolist() for row, m in zip(np.asarray(reference), mask, strict=True)]
     # answers that these weights have drawn; or the start's, and ratios differ
     for again in (False, True):
@@ -213,13 +224,17 @@ def test_loss_and_gradient_of_a_step_equal_jaxs(show, maxtext, tmp_path):
         given = dict(
             prompts=[dict(zip(names[: 3 + again], row, strict=False)) for row in rows], count=8
         )
-        given["epsilon"] = c.EPSILON
-        found = ask(
-            driver, "loss", "({...x.figures, gradient: Array.from(x.gradient)})", beta=0.08, **given
-        )
+        given |= dict(epsilon=c.EPSILON, temperature=temperature)
+        then = "({...x.figures, gradient: Array.from(x.gradient), pushes: x.pushes.flat()})"
+        found = ask(driver, "loss", then, beta=0.08, **given)
         assert found["loss"] == pytest.approx(float(expected), abs=1e-4)
         expected = flat_gradient(gradient, c, tmp_path)
-        np.testing.assert_allclose(found["gradient"], expected, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(found["gradient"], expected, rtol=0, atol=1e-4 / temperature)
+        slopes = jax.grad(lambda x, b=old: demo.loss(x, table, b, use)[0])(logits)  # [8, 28, V]
+        own = np.take_along_axis(np.asarray(slopes), tokens[1][..., None], -1)[..., 0]
+        # times 8: float32 logits that differ by 1e-4
+        np.testing.assert_allclose(found["pushes"], -8 * own[mask], rtol=1e-3, atol=1e-3)
+        assert np.ptp(found["pushes"]) > 0.1
         # else 1e-4 would say little
         assert found["kl"] > 1 and np.abs(found["gradient"]).max() > 0.1
         assert (found["clipped"] > 0) == again
@@ -395,30 +410,83 @@ def test_a_move_on_the_grid_is_q_learnings_update(show):
     assert not filled().endswith("= ?")
 
 
-def test_updates_on_one_batch_equal_jaxs(show):
-    """The figure of the lucky draw: gradient ascent on the main script's objective, by jax.grad."""
-    driver = show("clip")
-    worth, old = np.array([1, 0.6, 0.2]), np.array([0.6, 0.3, 0.1])
-    action = np.array([0, 0, 0, 0, 0, 1, 1, 2])
+WORTH, OLD = np.array([1, 0.6, 0.2]), np.array([0.6, 0.3, 0.1])
+ACTION = np.array([0, 0, 0, 0, 0, 1, 1, 2])
 
-    def objective(logits, epsilon, beta, advantage):
+
+def updates_on_one_batch(clip, beta, lucky, passes=20):
+    """The policies [passes + 1, 3] of gradient ascent on the main script's objective, by jax.grad,
+    and the advantages [8].
+    """
+    reward = np.array([0.9, 1.1, 0.7, 1.2, 0.8, 0.5, 0.6, lucky])
+    advantage = reward - reward.mean()
+    c = SimpleNamespace(EPSILON=0.2 if clip == "on" else 1e9)
+
+    def objective(logits):
         log = jax.nn.log_softmax(logits)
-        given = SimpleNamespace(old_log_prob=jnp.log(old)[action], advantage=advantage)
-        pi, c = SimpleNamespace(log_prob=log[action]), SimpleNamespace(EPSILON=epsilon)
-        kl = (jnp.exp(log) * (log - jnp.log(old))).sum()
+        given = SimpleNamespace(old_log_prob=jnp.log(OLD)[ACTION], advantage=advantage)
+        kl = (jnp.exp(log) * (log - jnp.log(OLD))).sum()
+        pi = SimpleNamespace(log_prob=log[ACTION])
         return demo.clipped_objective(pi, given, c)[0].mean() - beta * kl
 
-    slope = jax.jit(jax.grad(objective))
+    slope, seen = jax.jit(jax.grad(objective)), [jnp.log(OLD)]
+    for _ in range(passes):
+        seen.append(seen[-1] + slope(seen[-1]))
+    return np.asarray(jax.nn.softmax(jnp.stack(seen))), advantage
+
+
+def test_updates_on_one_batch_equal_jaxs(show):
+    """The figure of the lucky draw, and how many answers of A, B and C still push."""
+    driver = show("clip")
     for clip, beta, lucky in (("on", 0, 3), ("off", 0, 3), ("off", 1, 3), ("on", 0.5, 0.2)):
-        reward = np.array([0.9, 1.1, 0.7, 1.2, 0.8, 0.5, 0.6, lucky])
-        advantage, logits = reward - reward.mean(), jnp.log(old)
-        for _ in range(20):
-            logits += slope(logits, 0.2 if clip == "on" else 1e9, beta, advantage)
-        policy = np.asarray(jax.nn.softmax(logits))
-        promised = (policy[action] / old[action] * advantage).mean()
-        visit(driver, f"room=2&clip={clip}&beta={beta}&lucky={lucky}")
+        policies, advantage = updates_on_one_batch(clip, beta, lucky)
+        ratio = policies[-1] / OLD
+        promised = (ratio[ACTION] * advantage).mean()
+        visit(driver, f"room=2&lang=en&clip={clip}&beta={beta}&lucky={lucky}")
         shown = numbers_in(one(driver, "#passes_told").text)
-        assert shown[:2] == pytest.approx([promised, (policy - old) @ worth], abs=0.0051)
+        assert shown[:2] == pytest.approx([promised, (policies[-1] - OLD) @ WORTH], abs=0.0051)
+        held = (advantage > 0) & (ratio[ACTION] > 1.2) | (advantage < 0) & (ratio[ACTION] < 0.8)
+        pushing = [int((~held | (clip == "off"))[ACTION == a].sum()) for a in range(3)]
+        cells = [x.text for x in find(driver, "#passes_pushing td.number")]
+        assert [int(x.split(" / ")[0]) for x in cells] == pushing
+        # Only where the clip has stopped C beyond its range does the page say so.
+        assert ("C's own push has stopped" in one(driver, "#passes_told").text) == (
+            pushing[2] == 0 and ratio[2] > 1.2
+        )
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_what_the_lucky_draws_missions_say_is_what_is_shown(show, lang):
+    driver = show("clip", lang=lang)
+    free, held, pulled = (
+        updates_on_one_batch(*given)[0] for given in (("off", 0, 3), ("on", 0, 3), ("off", 1, 3))
+    )
+    _, advantage = updates_on_one_batch("off", 0, 3, passes=0)
+    lost = lambda policies: (OLD - policies[-1]) @ WORTH  # noqa: E731
+    promised = ((free[-1] / OLD)[ACTION] * advantage).mean()
+    ratio = held[:, 2] / OLD[2]
+    percent = [100 * policies[-1, 2] for policies in (held, pulled, free)]
+    expected = {
+        "lucky": [promised, lost(free), ratio[1], 1.2, ratio[-1], percent[0], lost(held)],
+        "pull": [percent[1], lost(pulled)],
+    }
+    for mission, numbers in expected.items():
+        one(driver, f"#mission_{mission}").click()
+        guesses = find(driver, "#mission [id^=guess_]")
+        if mission == "lucky":
+            shown = [numbers_in(guess.text)[0] for guess in guesses]
+            assert shown == pytest.approx(percent, abs=0.51)  # whole percents
+        guesses[0].click()
+        found = numbers_in(one(driver, "#mission .why").text)
+        exact = [0.51 if x > 10 else 0.0051 for x in numbers]
+        assert len(found) == len(numbers)
+        assert (np.abs(np.subtract(found, numbers)) < exact).all(), (found, numbers)
+    # The table that the mission sets up shows the same ratio, past the clip range.
+    one(driver, "#mission_lucky").click()
+    one(driver, "#set_1").click()
+    WebDriverWait(driver, 20).until(lambda d: address_of(d).get("clip") == "on")
+    cells = find(driver, "#passes_part tr:nth-last-child(2) td.number")
+    assert float(cells[2].text) == pytest.approx(ratio[-1], abs=0.0051) and ratio[-1] > 1.2
 
 
 def test_advantages_equal_the_main_scripts_and_chapter_3s(show):
