@@ -48,7 +48,7 @@ export function passesOver({ clip, epsilon, beta, lucky, passes }) {
     const kl = policy.reduce((sum, p, a) => sum + p * Math.log(ratios[a]), 0);
     const slopes = batch.map(({ action, reward }) =>
       clippedObjective(ratios[action], reward - average, clip === "on" ? epsilon : Infinity).slope);
-    const pushing = OLD.map((_, a) => batch.filter(({ action }, i) => action === a && slopes[i] !== 0).length);
+    const pushing = OLD.map((_, a) => batch.filter(({ action }, i) => action === a && Math.abs(slopes[i]) > 1e-9).length);
     seen.push({
       policy, ratios, kl, pushing, promised: mean(batch.map(({ action, reward }) => ratios[action] * (reward - average))),
       worth: policy.reduce((sum, p, a) => sum + (p - OLD[a]) * WORTH[a], 0),

@@ -7,7 +7,7 @@ const DATA = JSON.parse(document.getElementById("data").textContent);
 export const VOCABULARY_WORDS = DATA.vocabulary;
 
 /** [{ id, tokens, text, gold }] of what build.py packed. */
-function unpack(base64) {
+export function unpack(base64) {
   const ids = Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
   const parts = [[]];
   for (const id of ids) id === 0 ? parts.push([]) : parts.at(-1).push(id);

@@ -216,8 +216,8 @@ const TEXTS = {
     "β = 0：訓練 75 步|β = 0.08：訓練 75 步，和前一次的虛線比較",
   ],
   mission_kl_why: [
-    "The form is perfect within 25 steps. Then nothing holds the rest: after 75 steps about 12 % of the numbers are right, and it writes 9+9=1. With β = 0.08 it's 41 %. The KL protects what the model can do and nobody pays for. (With the rewards of the course, which pay for right numbers, 83 % are right after 100 steps with β = 0.)",
-    "25 步之內格式就完美了。接著其他能力沒有東西守著：75 步之後只剩大約 12 % 的數字是對的，還會寫出 9+9=1。β = 0.08 時是 41 %。KL 保護的，是模型原本會、卻沒有人給分的能力。（用課程的獎勵，答對本來就有分數，β = 0 訓練 100 步仍有 83 % 答對。）",
+    "The form is perfect within 25 steps. Then nothing holds the rest: after 75 steps about 12 % of the numbers are right, and it writes 9+9=1. With β = 0.08 it's 41 %. The KL protects what the model can do and nobody pays for. But nearly every group is silent by then, so why do the weights move? We tried it, seed 0: with no gradient from step 25 on, 41 % were still right, and without weight decay 18 %. So it's the few odd answers, which AdamW blows up. (With the rewards of the course, which pay for right numbers, 83 % are right after 100 steps with β = 0.)",
+    "25 步之內格式就完美了。接著其他能力沒有東西守著：75 步之後只剩大約 12 % 的數字是對的，還會寫出 9+9=1。β = 0.08 時是 41 %。KL 保護的，是模型原本會、卻沒有人給分的能力。可是這時候幾乎每個群組都沒有訊號，權重為什麼還會動？我們試過（種子 0）：從第 25 步起把梯度設成 0，還有 41 % 答對；拿掉 weight decay，是 18 %。所以原因是少數奇怪的回答，被 AdamW 放大了。（用課程的獎勵，答對本來就有分數，β = 0 訓練 100 步仍有 83 % 答對。）",
   ],
   mission_reuse: ["Use every answer eight times", "每個回答用八次"],
   mission_reuse_ask: [
@@ -451,7 +451,14 @@ const TEXTS = {
     "這個瀏覽器存著另一次訓練，{steps} 步，設定不同。在這裡開始訓練，就會取代它。",
   ],
   train_back: ["Back to it", "回到那一次"],
-  train_silent: ["{steps} {silent} {moved} {early}", "{steps} {silent} {moved} {early}"],
+  train_silent: [
+    "In the last {steps} steps, {silent} of the groups had no signal, and the weights still moved by {moved} per step; in the first {steps} it was {early}. That's AdamW. It divides by the size of recent gradients, so after a quiet stretch a single odd answer moves the weights as far as a whole batch does. Then it keeps going that way for about ten steps, even if the gradient is 0.",
+    "最近 {steps} 步裡，{silent} 的群組沒有訊號，權重每步還是移動了 {moved}；最初 {steps} 步是 {early}。這是 AdamW 的緣故：它會除以最近梯度的大小，安靜一陣子之後，單單一個奇怪的回答，就能讓權重移動得像整批資料那麼遠。接下來大約十步，就算梯度是 0，也還會朝同一個方向走。",
+  ],
+  train_drift: [
+    "With BETA 0, nothing pulls the model back.",
+    "BETA 是 0，沒有東西把模型拉回來。",
+  ],
   push: ["push {push}", "推力 {push}"],
   push_about: [
     "Color shows each token's push in this step's first update: blue makes it likelier, orange rarer; the strongest color is this group's largest push. The push is A · (1 − p) / the answer's tokens, plus BETA's pull. A token that the model was sure of, with p near 1, is hardly pushed.",

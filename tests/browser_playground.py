@@ -446,7 +446,8 @@ def test_updates_on_one_batch_equal_jaxs(show):
         shown = numbers_in(one(driver, "#passes_told").text)
         assert shown[:2] == pytest.approx([promised, (policies[-1] - OLD) @ WORTH], abs=0.0051)
         held = (advantage > 0) & (ratio[ACTION] > 1.2) | (advantage < 0) & (ratio[ACTION] < 0.8)
-        pushing = [int((~held | (clip == "off"))[ACTION == a].sum()) for a in range(3)]
+        pushes = (abs(advantage) > 1e-9) & (~held | (clip == "off"))
+        pushing = [int(pushes[ACTION == a].sum()) for a in range(3)]
         cells = [x.text for x in find(driver, "#passes_pushing td.number")]
         assert [int(x.split(" / ")[0]) for x in cells] == pushing
         # Only where the clip has stopped C beyond its range does the page say so.
