@@ -33,6 +33,7 @@ from hostile import HOSTILE
 from safetensors.numpy import save_file
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support import expected_conditions
 from selenium.webdriver.support.ui import Select, WebDriverWait
 from table_policy import as_batch, model_of
 
@@ -395,6 +396,7 @@ def test_a_move_on_the_grid_is_q_learnings_update(show):
     still = [{"name": "prefers-reduced-motion", "value": "reduce"}]
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": still})
     visit(driver, "room=1&lang=en")
+    assert one(driver, "#cell_3").accessible_name.startswith("cell 3, best value 0")
     for _ in range(30):
         one(driver, "#grid_step").click()
         terms = numbers_in(filled().split("← ")[1].replace(" − ", " "))
@@ -433,6 +435,17 @@ def updates_on_one_batch(clip, beta, lucky, passes=20):
     for _ in range(passes):
         seen.append(seen[-1] + slope(seen[-1]))
     return np.asarray(jax.nn.softmax(jnp.stack(seen))), advantage
+
+
+def test_the_crawl_waits_for_the_guess_and_stops_at_the_goal(show):
+    driver = show("grid", more="&mission=crawl")
+    time.sleep(1.5)  # 9 moves, if it ran by itself
+    assert run(driver, "module('grid').state.moves") == 0
+    turn(driver, "speed", 3)
+    one(driver, "#grid_run").click()
+    WebDriverWait(driver, 30).until(lambda d: "Run" in one(d, "#grid_run").text)
+    q = np.array(run(driver, "module('grid').state.Q"))
+    assert (q > 0).sum() == 1 and run(driver, "module('grid').state.last.next") == 15
 
 
 def test_updates_on_one_batch_equal_jaxs(show):
@@ -699,13 +712,20 @@ def test_verdicts_name_what_pays(show):
 
 def test_a_training_stops_goes_on_and_is_reset(show):
     driver = show("train")
+    typed = one(driver, "#points_right")
+    driver.execute_script("document.querySelector('#live details').open = true")
+    typed.clear()
+    typed.send_keys("999", Keys.TAB)  # what counts is what's shown
+    assert (
+        typed.get_attribute("value") == "10" and address_of(driver)["points"].split("_")[2] == "10"
+    )
     Select(one(driver, "#preset")).select_by_value("form")
     assert one(driver, "#points_right").get_attribute("value") == "0"
     turn(driver, "answers", 2)
     go_on_until(driver, 2)
     assert one(driver, "#train_changed").text.endswith(": reward only the form, G 2")
     stopped = progress(driver)
-    assert len(find(driver, "#train_group tr")) == 3 and not one(driver, "#beta").is_enabled()
+    assert len(find(driver, "#train_group tr")) == 3 and not one(driver, "#answers").is_enabled()
     one(driver, "#tab_answers").click()  # what was trained here answers in the other room
     drawn(driver)
     assert (
@@ -715,18 +735,93 @@ def test_a_training_stops_goes_on_and_is_reset(show):
     # as a reload does: the training is kept, and goes on as if nothing had been
     visit(driver, "room=4")
     WebDriverWait(driver, 60).until(
-        lambda d: progress(d) == stopped and not one(d, "#beta").is_enabled()
+        lambda d: progress(d) == stopped and not one(d, "#answers").is_enabled()
     )
+    # Weights don't go without a question: by a mission, a reset, or another address.
+    one(driver, "#mission_kl").click()
+    for name in ("set_1", "train_reset"):
+        one(driver, f"#{name}").click()
+        alert = WebDriverWait(driver, 20).until(expected_conditions.alert_is_present())
+        assert f"{stopped} steps" in alert.text
+        alert.dismiss()
+        assert progress(driver) == stopped and "mission" not in address_of(driver)
+        assert run(driver, "module('train').settings.answers") == 2
+    visit(driver, "room=4&lang=en&updates=3")
+    WebDriverWait(driver, 20).until(lambda d: f"{stopped} steps" in one(d, "#train_told").text)
+    one(driver, "#train_go").click()
+    driver.switch_to.alert.dismiss()
+    assert progress(driver) == 0
+    one(driver, "#train_back").click()
+    WebDriverWait(driver, 60).until(lambda d: find(d, "#progress") and progress(d) == stopped)
     logs = []
     for _ in range(2):
         go_on_until(driver, stopped + 2)
         logs.append(run(driver, "module('train').training.log")[: stopped + 2])
         one(driver, "#train_reset").click()
-        WebDriverWait(driver, 60).until(lambda d: progress(d) == 0 and one(d, "#beta").is_enabled())
+        driver.switch_to.alert.accept()
+        WebDriverWait(driver, 60).until(
+            lambda d: progress(d) == 0 and one(d, "#answers").is_enabled()
+        )
     assert logs[0] == logs[1] and logs[0][-1]["kl"] > 0 and find(driver, "polyline.ghost")
     turn(driver, "answers", 16)  # more than the workers have room for: they are opened anew
     go_on_until(driver, 1)
     assert len(find(driver, "#train_group tr")) == 17
+
+
+def test_settings_change_on_the_way_and_weights_are_kept_often(show):
+    driver = show("train", more="&answers=2")
+    go_on_until(driver, 2)
+    stopped = progress(driver)
+    Select(one(driver, "#preset")).select_by_value("length")
+    turn(driver, "beta", 0.3)
+    assert f"step {stopped}: reward, step {stopped}: BETA" in one(driver, "#train_changed").text
+    assert len(find(driver, ".curves svg")) * 2 == len(find(driver, ".curves .mark"))
+    one(driver, "#train_go").click()
+    WebDriverWait(driver, 120).until(lambda d: progress(d) >= stopped + 6)
+    visit(driver, "room=4&lang=en")  # without a stop
+    WebDriverWait(driver, 60).until(lambda d: progress(d) > stopped)
+    assert run(driver, "module('train').training.run.beta") == 0.3
+    rows, shown = run(driver, "[module('train').training.log, module('train').training.shown]")
+    # 0.5 points per token from the change on
+    lengths = [row["length"] for row in rows[stopped:]]
+    assert [row["reward"] for row in rows[stopped:]] == pytest.approx([0.5 * x for x in lengths])
+    assert rows[stopped - 1]["reward"] != 0.5 * rows[stopped - 1]["length"]
+    # The colors are those of the pushes.
+    at = int(one(driver, '#train_group button[aria-pressed="true"]').text) - 1
+    pushes = [x for answer in shown["groups"][at] for x in answer["pushes"]]
+    kinds = [x.get_attribute("class") for x in find(driver, "#train_group .pushed")]
+    signs = ["likelier" if x > 0 else "rarer" if x < 0 else "" for x in pushes]
+    assert [kind.removeprefix("pushed").strip() for kind in kinds] == signs
+
+
+def test_the_note_on_silent_groups_says_what_was_measured(show):
+    driver = show("clip")
+    log = [dict(silent=0.1, moved=0.1)] * 10 + [dict(silent=0.95, moved=0.14)] * 10
+    told = "module('train').silentTold({log: given[0], run: {beta: given[1]}})"
+    for lang in ("en", "zh"):
+        visit(driver, f"room=2&lang={lang}")
+        said = run(driver, told, log, 0)
+        assert numbers_in(said)[:4] == ([10, 95, 0.14, 10] if lang == "en" else [10, 95, 0.14, 10])
+        assert "0.10" in said and ("BETA" in said) and "BETA" not in run(driver, told, log, 0.1)
+        assert run(driver, told, log[:12], 0) == "" == run(driver, told, log[:10] * 2, 0)
+
+
+def test_room_4_fits_one_screen(show):
+    """1,280 x 800: settings at the left, curves at the right, the group below; also with a verdict."""
+    driver = show("train")
+    look_like(driver, 1280, 800, phone=False)
+    box = lambda selector: one(driver, selector).rect  # noqa: E731
+    bottom = lambda selector: sum(box(selector)[x] for x in ("y", "height"))  # noqa: E731
+    assert bottom(".turn") <= 800  # before the start, with all settings
+    go_on_until(driver, 2)
+    before = box(".curves")
+    held = "{...module('train').training.heldOut[0], step: 2}"
+    run(driver, f"module('train').training.heldOut.push({held})")
+    one(driver, "#group_1").click()  # draws anew
+    assert one(driver, "#verdict").is_displayed() and box(".curves") == before
+    assert box(".turn")["x"] + box(".turn")["width"] <= before["x"] and before["y"] < 300
+    assert bottom("#train_group table") <= 800 and box("#learned")["y"] < 800
+    assert one(driver, ".curves").text.count("step 25") == 6  # not yet 200
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -753,6 +848,14 @@ def test_each_room_on_a_phone_and_on_a_desk(show, room):
             look_like(driver, width, 900, phone=width < 500)
             assert driver.execute_script("return document.documentElement.scrollWidth") <= width
             assert driver.execute_script(reached), width
+        if room == "clip":
+            look_like(driver, 390, 844, phone=True)
+            visit(driver, f"room=2&lang={lang}")  # three parts are folded
+            height = driver.execute_script("return document.documentElement.scrollHeight")
+            assert height < 3 * 844 and len(find(driver, ".part[open]")) == 1
+            look_like(driver, 1280, 844, phone=False)
+            visit(driver, f"room=2&lang={lang}")
+            assert len(find(driver, ".part[open]")) == 4
     one(driver, f"#tab_{room}").send_keys(Keys.ARROW_RIGHT)
     after = ROOMS[(ROOMS.index(room) + 1) % 4]
     WebDriverWait(driver, 20).until(lambda d: find(d, f'#tab_{after}[aria-selected="true"]:focus'))
@@ -764,7 +867,7 @@ def test_the_address_holds_what_is_set(show):
     # What is no such number is as if it weren't there.
     assert (
         run(driver, world).items()
-        >= dict(walls=[11, 14], gamma=0.9, alpha=0.5, epsilon=0.5).items()
+        >= dict(walls=[11, 14], gamma=0.9, alpha=0.1, epsilon=0.5).items()
     )
     one(driver, "#cell_11").click()
     turn(driver, "slip", 0.3)
@@ -781,6 +884,14 @@ def test_the_address_holds_what_is_set(show):
     assert (
         run(driver, world)["walls"] == [14] and run(driver, "module('grid').state.episodes") >= 100
     )
+    visit(driver, "room=1&walls=11_11_5.5&speed=2.5")
+    assert run(driver, world)["walls"] == [] and run(driver, world)["speed"] == 6
+    visit(driver, "room=1&walls=11_5_11")
+    assert run(driver, world)["walls"] == [5, 11]
+    visit(driver, "room=2&step=3.7&passes=2.5&v2=&rewards=1_2_3")
+    clip = run(driver, "module('clip').settings")
+    assert clip["step"] == 1 and clip["passes"] == 20 and len(clip["rewards"]) == 8
+    assert one(driver, "#gae_formula").text.startswith("A(t)")
 
 
 @pytest.mark.parametrize("room", ROOMS)
