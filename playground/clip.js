@@ -70,7 +70,7 @@ export function passesTold() {
   const pulled = passesOver({ ...given, clip: "off", beta: 1 });
   const end = (seen) => seen.at(-1), percent = (seen) => number(100 * end(seen).policy[2], 0);
   return {
-    promised: signed(end(free).promised), lost: number(-end(free).worth), free: percent(free),
+    promised: number(end(free).promised), lost: number(-end(free).worth), free: percent(free),
     first: number(held[1].ratios[2]), ratio: number(end(held).ratios[2]), held: percent(held),
     held_lost: number(-end(held).worth), pulled: percent(pulled), pulled_lost: number(-end(pulled).worth),
   };

@@ -47,8 +47,8 @@ const TEXTS = {
   mission_no: ["Not quite.", "不太對。"],
   mission_crawl: ["Watch the news crawl", "看消息往回爬"],
   mission_crawl_ask: [
-    "Reset, and move until the dot reaches +100 for the first time. How many numbers in the table are then above 0?",
-    "按「重來」，一直走到圓點第一次踩到 +100。這時候表格裡有幾個數字大於 0？",
+    "Set it up and press Run: it stops when the dot reaches +100 for the first time. How many numbers in the table are above 0 then?",
+    "布置好，按「執行」：圓點第一次踩到 +100 就會停下來。這時候表格裡有幾個數字大於 0？",
   ],
   mission_crawl_choices: ["one|every one on the path|all of them", "一個|走過的路上每一個|全部"],
   mission_crawl_set: ["Set it up", "布置好"],
@@ -108,8 +108,8 @@ const TEXTS = {
   mission_lucky_choices: ["{held} %|{pulled} %|{free} %", "{held} %|{pulled} %|{free} %"],
   mission_lucky_set: ["without the clip|with the clip", "不裁剪|裁剪"],
   mission_lucky_why: [
-    "The batch promises {promised}, but the policy is worth {lost} less: eight answers only tell you about policies close to the one that sampled them. With the clip, C's ratio is {first} after one update, past 1.2, so C's own push stops. The ratio still climbs to {ratio}: A and B are pushed down, and what they lose goes to C. The clip stops a sample's own push; it doesn't bound the ratio. It does slow things down: C ends at {held} %, and the policy loses {held_lost}.",
-    "這一批資料說會多 {promised} 分，策略真正的價值卻少了 {lost}：八個回答能證明的，只有離當初那個策略不遠的地方。加上裁剪，更新一次，C 的 ratio 就到 {first}，超過 1.2，C 自己就不再推了。可是 ratio 還是爬到 {ratio}：A 和 B 被往下壓，少掉的機率跑到 C 身上。裁剪只會讓一筆樣本自己不再推，沒有限制 ratio 的大小。不過它確實讓一切變慢：C 停在 {held} %，只損失 {held_lost}。",
+    "The batch promises +{promised}, but the policy is worth {lost} less: eight answers only tell you about policies close to the one that sampled them. With the clip, C's ratio is {first} after one update, past 1.2, so C's own push stops. The ratio still climbs to {ratio}: A and B are pushed down, and what they lose goes to C. The clip stops a sample's own push; it doesn't bound the ratio. It does slow things down: by then C is at {held} %, and the policy has lost {held_lost}.",
+    "這一批資料說會多 {promised} 分，策略真正的價值卻少了 {lost}：八個回答能證明的，只有離當初那個策略不遠的地方。加上裁剪，更新一次，C 的 ratio 就到 {first}，超過 1.2，C 自己就不再推了。可是 ratio 還是爬到 {ratio}：A 和 B 被往下壓，少掉的機率跑到 C 身上。裁剪只會讓一筆樣本自己不再推，沒有限制 ratio 的大小。不過它確實讓一切變慢：這時 C 是 {held} %，只損失 {held_lost}。",
   ],
   mission_pull: ["The KL instead of the clip", "用 KL 代替裁剪"],
   mission_pull_ask: [
@@ -216,8 +216,8 @@ const TEXTS = {
     "β = 0：訓練 75 步|β = 0.08：訓練 75 步，和前一次的虛線比較",
   ],
   mission_kl_why: [
-    "The form is perfect within 25 steps. Then nothing holds the rest: after 75 steps about 12 % of the numbers are right, and it writes 9+9=1. With β = 0.08 it's 41 %. The KL protects what the model can do and nobody pays for. But nearly every group is silent by then, so why do the weights move? We tried it, seed 0: with no gradient from step 25 on, 41 % were still right, and without weight decay 18 %. So it's the few odd answers, which AdamW blows up. (With the rewards of the course, which pay for right numbers, 83 % are right after 100 steps with β = 0.)",
-    "25 步之內格式就完美了。接著其他能力沒有東西守著：75 步之後只剩大約 12 % 的數字是對的，還會寫出 9+9=1。β = 0.08 時是 41 %。KL 保護的，是模型原本會、卻沒有人給分的能力。可是這時候幾乎每個群組都沒有訊號，權重為什麼還會動？我們試過（種子 0）：從第 25 步起把梯度設成 0，還有 41 % 答對；拿掉 weight decay，是 18 %。所以原因是少數奇怪的回答，被 AdamW 放大了。（用課程的獎勵，答對本來就有分數，β = 0 訓練 100 步仍有 83 % 答對。）",
+    "The form is perfect within 25 steps. Then nothing holds the rest: after 75 steps about 12 % of the numbers are right, and it writes 9+9=1. With β = 0.08 it's 41 %. The KL protects what the model can do and nobody pays for. But nearly every group is silent by then, so why do the weights move? In three runs on one worker, 6 % were right after 75 steps as it is, 18 % without weight decay from step 25 on, and 41 % without any gradient from step 25 on. So it's mostly the few odd answers, which AdamW blows up. (With the rewards of the course, which pay for right numbers, 83 % are right after 100 steps with β = 0.)",
+    "25 步之內格式就完美了。接著其他能力沒有東西守著：75 步之後只剩大約 12 % 的數字是對的，還會寫出 9+9=1。β = 0.08 時是 41 %。KL 保護的，是模型原本會、卻沒有人給分的能力。可是這時候幾乎每個群組都沒有訊號，權重為什麼還會動？我們用一個 worker 跑了三次，75 步之後：照原樣，6 % 答對；從第 25 步起拿掉 weight decay，18 %；從第 25 步起梯度全設成 0，41 %。所以主要原因是少數奇怪的回答，被 AdamW 放大了。（用課程的獎勵，答對本來就有分數，β = 0 訓練 100 步仍有 83 % 答對。）",
   ],
   mission_reuse: ["Use every answer eight times", "每個回答用八次"],
   mission_reuse_ask: [
@@ -327,7 +327,7 @@ const TEXTS = {
   passes_action: ["action", "動作"],
   passes_true: ["truly worth", "真正的價值"],
   passes_batch: ["in the batch", "這批資料裡"],
-  passes_pushing: ["answers that still push", "還在推的回答"],
+  passes_pushing: ["still push", "還在推"],
   passes_held: [
     "C's own push has stopped, because its ratio is past {edge}, and yet the ratio is {ratio}: pushing A and B down raises C.",
     "C 的 ratio 超過 {edge}，自己已經不推了，可是 ratio 還是到了 {ratio}：把 A 和 B 往下壓，C 就會上升。",
