@@ -3,8 +3,6 @@
 import { frame, remember } from "./address.js";
 import { language, text } from "./texts.js";
 import { button, h } from "./dom.js";
-import { PART_OF, passesTold } from "./clip.js";
-import { criticTold } from "./gae.js";
 import { POINTS } from "./rewards.js";
 
 /** sets: what the address names to set it up; right: which of the choices, counted from 0. */
@@ -35,13 +33,13 @@ export const MISSIONS = {
   ],
 };
 
-/** The numbers that a mission's sentences name: computed, so that they are those on show. */
+/** What the rewards of the course pay: the numbers in the sentences about them. */
 const pays = () => ({
   format: POINTS.format, tag: POINTS.tag, tags: 4 * POINTS.tag, wrong: -POINTS.wrong,
   form: POINTS.format + 4 * POINTS.tag, number: POINTS.right + POINTS.number,
-  formWrong: POINTS.format + 4 * POINTS.tag + POINTS.wrong, threeTags: 3 * POINTS.tag - POINTS.tag,
+  formWrong: POINTS.format + 4 * POINTS.tag + POINTS.wrong,
+  threeTags: (3 - 1) * POINTS.tag, // the one that is missing counts against them
 });
-const TOLD = { lucky: passesTold, pull: passesTold, critic: criticTold, tags: pays, course: pays };
 
 /** The pages of the course that a room belongs to: [what it is called, its English page]. */
 export const CHAPTERS = {
@@ -80,8 +78,12 @@ export const setOf = (room, name) => MISSIONS[room].find((mission) => mission.na
 
 const guesses = {};
 
-/** The room's missions: one is open at a time. */
-export function missionsOf(room, visit) {
+/**
+ * The room's missions: one is open at a time.
+ *
+ * visit(name): its link was followed; numbers: { name: a function that computes those of its sentences }.
+ */
+export function missionsOf(room, visit, numbers) {
   const card = h("div", { class: "mission", id: "mission", hidden: true, "aria-live": "polite" });
   const list = MISSIONS[room];
   const chips = list.map(({ name }) => button(text(`mission_${name}`), () => {
@@ -95,8 +97,8 @@ export function missionsOf(room, visit) {
     const mission = list.find(({ name }) => name === frame.mission);
     card.hidden = !mission;
     if (!mission) return;
-    const { name, sets, right } = mission, guessed = guesses[name], at = PART_OF[name] && `${PART_OF[name]}_title`;
-    const say = (part) => text(`mission_${name}_${part}`, TOLD[name]?.());
+    const { name, sets, right } = mission, guessed = guesses[name];
+    const say = (part) => text(`mission_${name}_${part}`, (numbers[name] ?? pays)());
     const choices = say("choices").split("|");
     card.replaceChildren(
       h("p", {}, say("ask")),
@@ -106,7 +108,7 @@ export function missionsOf(room, visit) {
         document.getElementById(`guess_${i}`).focus();
       }, { id: `guess_${i}`, "aria-pressed": String(guessed === i) }))),
       h("ol", { class: "sets" }, sets.map((set, i) => h("li", {}, h("a", {
-        class: "button", id: `set_${i}`, href: addressOfMission(room, name, set), onclick: () => visit(at),
+        class: "button", id: `set_${i}`, href: addressOfMission(room, name, set), onclick: () => visit(name),
       }, say("set").split("|")[i])))),
       guessed === undefined ? "" : h("p", { class: "why" }, h("strong", { class: guessed === right ? "good" : "bad" },
         text(guessed === right ? "mission_yes" : "mission_no")), " ", say("why")));

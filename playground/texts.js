@@ -188,8 +188,8 @@ const TEXTS = {
   mission_course_choices: ["the form|the right number", "格式|正確的數字"],
   mission_course_set: ["Set it up, then press Train", "布置好，再按「開始訓練」"],
   mission_course_why: [
-    "Any answer can earn the form's 5 points; the 4.5 for the number need the right reading, and the tags: a number without them isn't read. After 25 steps the form is near 100 % and the numbers near 90 %.",
-    "格式的 5 分哪個回答都拿得到；數字的 4.5 分要先讀對題目，還要有標籤，沒有標籤的數字讀不出來。25 步之後，格式接近 100 %，數字大約 90 %。",
+    "Any answer can earn the form's {form} points; the {number} for the number need the right reading, and the tags: a number without them isn't read. After 25 steps the form is near 100 % and the numbers near 90 %.",
+    "格式的 {form} 分哪個回答都拿得到；數字的 {number} 分要先讀對題目，還要有標籤，沒有標籤的數字讀不出來。25 步之後，格式接近 100 %，數字大約 90 %。",
   ],
   mission_ramble: ["Make it ramble", "讓它囉嗦"],
   mission_ramble_ask: [

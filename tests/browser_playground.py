@@ -438,6 +438,35 @@ def updates_on_one_batch(clip, beta, lucky, passes=20):
     return np.asarray(jax.nn.softmax(jnp.stack(seen))), advantage
 
 
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_what_other_missions_say_is_what_is_paid_and_what_gae_gives(show, lang):
+    def paid(text):
+        return [getattr(reward_func, name)([text], [text], answer=["48"])[0] for name in REWARDS]
+
+    form = paid("<reasoning>1</reasoning><answer>21</answer>")
+    untagged = paid("<reasoning>48</reasoning>48</answer>")
+    right = paid("<reasoning>48</reasoning><answer>48</answer>")
+    tags = [4, form[1] / 4] if lang == "en" else [form[1]]
+    reward, value = np.array([0.0, 1, 0, 1, 0, 1, 0, 5]), np.array([6.0, 5, 6, 7, 6, 4, 2, 3])
+
+    def of_step_1(v2, gae_lambda):
+        v = np.where(np.arange(8) == 1, v2, value)
+        given = (reward, v, np.append(v[1:], 0), np.arange(8) == 7, np.zeros(8, bool))
+        found = load("3_Pendulum", "ppo").gae(*(x[None] for x in given), 1.0, gae_lambda)
+        return float(found[0, 0])
+
+    off = [of_step_1(10, x) - of_step_1(5, x) for x in (1.0, 0.0)]
+    for room, mission, numbers in (
+        ("answers", "tags", [form[0], *tags, -form[2], sum(form), sum(untagged)]),
+        ("train", "course", [sum(right[:2]), sum(right[2:])]),
+        ("clip", "critic", [1, 1, 1, off[0], 0, 1, off[1]]),  # lambda, gamma, step
+    ):
+        driver = show(room, lang=lang, more=f"&mission={mission}")
+        find(driver, "#mission [id^=guess_]")[0].click()
+        found = numbers_in(one(driver, "#mission .why").text)
+        assert found[: len(numbers)] == numbers, mission
+
+
 def test_the_crawl_waits_for_the_guess_and_stops_at_the_goal(show):
     driver = show("grid", more="&mission=crawl")
     time.sleep(1.5)  # 9 moves, if it ran by itself
