@@ -48,7 +48,8 @@ export function passesOver({ clip, epsilon, beta, lucky, passes }) {
     const kl = policy.reduce((sum, p, a) => sum + p * Math.log(ratios[a]), 0);
     const slopes = batch.map(({ action, reward }) =>
       clippedObjective(ratios[action], reward - average, clip === "on" ? epsilon : Infinity).slope);
-    const pushing = OLD.map((_, a) => batch.filter(({ action }, i) => action === a && Math.abs(slopes[i]) > 1e-9).length);
+    const pushes = ({ action }, i) => (Math.abs(slopes[i]) > 1e-9 ? action : null);
+    const pushing = OLD.map((_, a) => batch.filter((answer, i) => pushes(answer, i) === a).length);
     seen.push({
       policy, ratios, kl, pushing, promised: mean(batch.map(({ action, reward }) => ratios[action] * (reward - average))),
       worth: policy.reduce((sum, p, a) => sum + (p - OLD[a]) * WORTH[a], 0),
@@ -147,10 +148,11 @@ export function passesFigure(place) {
       h("tr", {}, h("td", {}, "ratio"), values3(last.ratios)),
       h("tr", { id: "passes_pushing" }, h("td", {}, text("passes_pushing")), last.pushing.map((count, a) =>
         h("td", { class: "number" }, `${count} / ${BATCH.filter(([action]) => action === a).length}`)))));
-    const held = last.pushing[2] === 0 && last.ratios[2] > 1 + settings.epsilon && settings.clip === "on";
+    const edge = 1 + settings.epsilon, ends = { edge: number(edge), ratio: number(last.ratios[2]) };
+    const held = last.pushing[2] === 0 && last.ratios[2] > edge && settings.clip === "on";
     told.textContent = text(last.worth < -0.05 ? "passes_lost" : last.worth > 0.005 ? "passes_gained" : "passes_same",
       { promised: signed(last.promised), worth: signed(last.worth), kl: number(last.kl) })
-      + (held ? text("between") + text("passes_held", { edge: number(1 + settings.epsilon), ratio: number(last.ratios[2]) }) : "");
+      + (held ? text("between") + text("passes_held", ends) : "");
   }
 
   const turned = (key) => (value) => { settings[key] = value; show(); };

@@ -292,6 +292,7 @@ export function gridRoom(place, alone = false) {
   changed();
   // The first thing to see is the thing itself, moving; what ran before the room was drawn anew runs on.
   // In a mission, you guess first.
-  if (!state.begun && !frame.mission && !settings.predict && !matchMedia("(prefers-reduced-motion: reduce)").matches) go.click();
+  const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+  if (!state.begun && !frame.mission && !settings.predict && !still) go.click();
   else tick();
 }

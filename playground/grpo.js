@@ -135,10 +135,11 @@ export function lossAndGradient(rows, weights, gradient, scratch, groups, given)
   const figures = { loss: 0, kl: 0, tokens: 0, entropy: 0, clipped: 0 };
   for (const answer of groups.flat()) {
     const share = 1 / (count * answer.tokens.length); // mean_i mean_t
-    const old = (answer.old ??= answer.tokens.map((token, t) => logProbs(logitsAfter(rows, answer.rows[t]), temperature)[token]));
+    const logOf = (row) => logProbs(logitsAfter(rows, row), temperature);
+    const old = (answer.old ??= answer.tokens.map((token, t) => logOf(answer.rows[t])[token]));
     answer.pushes = [];
     answer.tokens.forEach((token, t) => {
-      const row = answer.rows[t], log = logProbs(logitsAfter(rows, row), temperature), ratio = Math.exp(log[token] - old[t]);
+      const row = answer.rows[t], log = logOf(row), ratio = Math.exp(log[token] - old[t]);
       const objective = clippedObjective(ratio, answer.advantage, epsilon);
       const d = logProbs(logitsAfter(other, row), temperature)[token] - log[token];
       const kl = Math.expm1(d) - d; // k3 (arXiv 2402.03300, eq. 4)
@@ -149,7 +150,8 @@ export function lossAndGradient(rows, weights, gradient, scratch, groups, given)
       figures.clipped += Number(objective.slope === 0 && answer.advantage !== 0);
       for (let v = 0; v < VOCABULARY; v++) {
         const p = Math.exp(log[v]);
-        slopes[logitIndex(row, v)] -= (share * slope * p) / temperature; // answers share their prompt's last row: gradients add up
+        // Answers share their prompt's last row: gradients add up.
+        slopes[logitIndex(row, v)] -= (share * slope * p) / temperature;
         if (p > 0) figures.entropy -= p * log[v];
       }
       slopes[logitIndex(row, token)] += (share * slope) / temperature;

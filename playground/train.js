@@ -76,6 +76,7 @@ export function getPool() {
 }
 export const ownSteps = () => training.step;
 
+/** `workers` aren't needed where nothing is trained. */
 async function save(workers) {
   const { step, log, heldOut, shown, seconds, run, turns, last } = training;
   const saved = training.saved = step ? await workers.saved() : null;
@@ -88,11 +89,8 @@ async function restart() {
   await loop;
   if (training.log.length > 1) training.last = asLast(training);
   Object.assign(training, empty(), { fault: "", waiting: 0 });
-  if (pool) {
-    const workers = await pool;
-    await workers.reset();
-    await save(workers);
-  }
+  if (pool) await (await pool).reset();
+  await save();
   listener();
 }
 
@@ -216,8 +214,9 @@ function told(run) {
   const paying = (name) => text(`pay_${name}_${["less", "not", "more"][pays[name] + 1]}`);
   const at = ({ step }) => h("th", { class: "number" }, text(step ? "what_now" : "what_before", { step }));
   const since = sinceOf(run), said = verdict(points, before, after).map(line);
+  if (since) said.unshift(text("verdict_since", { step: since }));
   return [
-    h("p", { id: "verdict" }, [since ? text("verdict_since", { step: since }) : [], said].flat().join(text("between"))),
+    h("p", { id: "verdict" }, said.join(text("between"))),
     scroll(text("what_measured"), h("table", { id: "verdict_table" },
       h("tr", {}, ["what_measured", "what_paid"].map((key) => h("th", {}, text(key))), at(before), at(after)),
       ["right", "form", "length"].map((name) => row(name, SHOWN[name], paying(name))),
@@ -282,7 +281,8 @@ export function trainRoom(place) {
     go.disabled = !running && step >= steps;
     bar.max = steps;
     bar.value = step;
-    const kept = running || training.keeps === null ? "" : ` ${text(training.keeps ? "train_kept" : "train_not_kept")}`;
+    const kept = running || training.keeps === null ? ""
+      : ` ${text(training.keeps ? "train_kept" : "train_not_kept")}`;
     const times = { step, steps, each: number(each, 2), left: Math.ceil(each * (steps - step)) };
     status.textContent = fault ? text("train_fault", { fault })
       : waiting ? text("train_waiting", { steps: waiting })
@@ -412,7 +412,9 @@ export function trainRoom(place) {
       fill();
     });
   fill();
-  const dial = (name, label, given) => slider(name, text(label), { value: settings[name], change: turned(name), ...given });
+  const dial = (name, label, given) => slider(name, text(label), {
+    value: settings[name], change: turned(name), ...given,
+  });
   const clips = fields.clip.values.map((value) => [value, value === "off" ? text("clip_off") : value]);
   place.append(h("div", { class: "lab" },
     h("div", { class: "turn" },
