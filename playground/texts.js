@@ -452,12 +452,8 @@ const TEXTS = {
   ],
   train_back: ["Back to it", "回到那一次"],
   train_silent: [
-    "In the last {steps} steps, {silent} of the groups had no signal, and the weights still moved by {moved} per step; in the first {steps} it was {early}. That's AdamW. It divides by the size of recent gradients, so after a quiet stretch a single odd answer moves the weights as far as a whole batch does. Then it keeps going that way for about ten steps, even if the gradient is 0.",
-    "最近 {steps} 步裡，{silent} 的群組沒有訊號，權重每步還是移動了 {moved}；最初 {steps} 步是 {early}。這是 AdamW 的緣故：它會除以最近梯度的大小，安靜一陣子之後，單單一個奇怪的回答，就能讓權重移動得像整批資料那麼遠。接下來大約十步，就算梯度是 0，也還會朝同一個方向走。",
-  ],
-  train_drift: [
-    "With BETA 0, nothing pulls the model back.",
-    "BETA 是 0，沒有東西把模型拉回來。",
+    "In the last {steps} steps, {silent} of the groups had no signal, and the weights still moved by {moved} per step; in the first {steps} it was {early}. That's AdamW. It divides by the size of recent gradients, so after a quiet stretch a single odd answer moves the weights as far as a whole batch does. Then it keeps going that way for about ten steps, even if the gradient is 0. With BETA 0, nothing pulls the model back.",
+    "最近 {steps} 步裡，{silent} 的群組沒有訊號，權重每步還是移動了 {moved}；最初 {steps} 步是 {early}。這是 AdamW 的緣故：它會除以最近梯度的大小，安靜一陣子之後，單單一個奇怪的回答，就能讓權重移動得像整批資料那麼遠。接下來大約十步，就算梯度是 0，也還會朝同一個方向走。BETA 是 0，沒有東西把模型拉回來。",
   ],
   push: ["push {push}", "推力 {push}"],
   push_about: [

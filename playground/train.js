@@ -225,15 +225,14 @@ function told(run) {
   ];
 }
 
-/** Why the weights move though nearly all groups are silent; empty where they aren't, or don't. */
+/** Why the weights move though nearly all groups are silent. With BETA, the KL moves them: empty. */
 export function silentTold({ log, run }) {
   const late = log.slice(-SILENT), early = log.slice(0, SILENT);
-  if (log.length < 2 * SILENT || mean(late, "silent") < 0.8) return "";
-  const told = text("train_silent", {
+  if (run?.beta !== 0 || log.length < 2 * SILENT || mean(late, "silent") < 0.8) return "";
+  return text("train_silent", {
     steps: SILENT, silent: percent(mean(late, "silent")),
     moved: number(mean(late, "moved")), early: number(mean(early, "moved")),
   });
-  return run.beta ? told : told + text("between") + text("train_drift");
 }
 
 /** An answer's tokens, each colored by how hard this step pushed it; `most`: the group's largest push. */
