@@ -1,4 +1,4 @@
-// The address holds what the reader has set: #room=1&lang=zh&walls=11.14. A link to it opens the same thing.
+// The address holds what the reader has set: #room=1&lang=zh&walls=11_14. A link to it opens the same thing.
 
 export const ROOMS = ["grid", "clip", "answers", "train"];
 export const frame = { room: "grid", figure: null, lang: null, theme: null, mission: null, embed: false };
@@ -9,12 +9,22 @@ export const range = (start, min, max) => ({ start, read: (text) => {
   const x = Number(text);
   return text.trim() !== "" && x >= min && x <= max ? x : undefined;
 } });
+export const whole = (start, min, max) => ({ start, read: (text) => {
+  const x = range(start, min, max).read(text);
+  return Number.isInteger(x) ? x : undefined;
+} });
 export const oneOf = (start, values) => ({ start, values, read: (text) => (values.includes(text) ? text : undefined) });
 export const flag = { start: false, read: (text) => ({ 1: true, 0: false })[text] };
 export const words = (start, longest) => ({ start, read: (text) => text.slice(0, longest) });
+/** `count` numbers joined by "_". */
 export const numbers = (start, min, max, count) => ({ start, read: (text) => {
-  const list = text === "" ? [] : text.split("_").map(Number);
-  return list.every((x) => x >= min && x <= max) && (!count || list.length === count) ? list : undefined;
+  const list = text.split("_").map((part) => range(0, min, max).read(part));
+  return list.length === count && !list.includes(undefined) ? list : undefined;
+} });
+/** Any number of different whole numbers, in order. */
+export const wholes = (min, max) => ({ start: [], read: (text) => {
+  const list = text === "" ? [] : text.split("_").map((part) => whole(0, min, max).read(part));
+  return list.includes(undefined) ? undefined : [...new Set(list)].sort((a, b) => a - b);
 } });
 
 const written = (value) => (Array.isArray(value) ? value.join("_") : typeof value === "boolean" ? String(Number(value)) : String(value));

@@ -1,10 +1,13 @@
 // Room 2: the clip of chapter 3 and what it is for, and the group's advantages of chapters 4 and 5.
 
-import { numbers, oneOf, range, remember, starts } from "./address.js";
+import { frame, numbers, oneOf, range, remember, starts, whole } from "./address.js";
 import { text } from "./texts.js";
 import { bars, button, check, formula, h, number, quiet, signed, slider, svg } from "./dom.js";
 import { fields as ofGae, gaeFigure as drawGae } from "./gae.js";
 import { clippedObjective, groupAdvantage } from "./grpo.js";
+
+/** Which part of the room a mission is about. */
+export const PART_OF = { edge: "clip", lucky: "passes", pull: "passes", equal: "group", critic: "gae" };
 
 const mean = (list) => list.reduce((a, b) => a + b, 0) / list.length;
 
@@ -20,7 +23,7 @@ export const ADVANTAGES = [
 
 export const fields = {
   ratio: range(1.35, 0, 2), A: range(1, -2, 2), epsilon: range(0.2, 0.05, 0.5),
-  clip: oneOf("on", ["on", "off"]), beta: range(0, 0, 3), lucky: range(3, 0, 3), passes: range(20, 1, 40),
+  clip: oneOf("on", ["on", "off"]), beta: range(0, 0, 3), lucky: range(3, 0, 3), passes: whole(20, 1, 40),
   rewards: numbers([4, 5.5, 9.5, 5.5, 5.5, 0, 0, 0], 0, 9.5, 8), ...ofGae,
 };
 export const settings = starts(fields);
@@ -32,7 +35,8 @@ const BATCH = [[0, 0.9], [0, 1.1], [0, 0.7], [0, 1.2], [0, 0.8], [1, 0.5], [1, 0
 /**
  * Updates on one batch, over and over: gradient ascent on mean min(ratio A, clip(ratio) A) − β KL(π, π_old).
  *
- * Of each pass: the policy, what the batch promises (mean ratio · A), and what the policy is really worth more.
+ * Of each pass: the policy, what the batch promises (mean ratio · A), what the policy is really worth more, and how
+ * many answers of each action still push, that is, have a gradient other than 0.
  */
 export function passesOver({ clip, epsilon, beta, lucky, passes }) {
   const batch = BATCH.map(([action, reward]) => ({ action, reward: reward ?? lucky }));
@@ -42,18 +46,35 @@ export function passesOver({ clip, epsilon, beta, lucky, passes }) {
     const sizes = logits.map(Math.exp), total = sizes.reduce((a, b) => a + b, 0), policy = sizes.map((x) => x / total);
     const ratios = policy.map((p, a) => p / OLD[a]);
     const kl = policy.reduce((sum, p, a) => sum + p * Math.log(ratios[a]), 0);
+    const slopes = batch.map(({ action, reward }) =>
+      clippedObjective(ratios[action], reward - average, clip === "on" ? epsilon : Infinity).slope);
+    const pushes = ({ action }, i) => (Math.abs(slopes[i]) > 1e-9 ? action : null);
+    const pushing = OLD.map((_, a) => batch.filter((answer, i) => pushes(answer, i) === a).length);
     seen.push({
-      policy, ratios, kl, promised: mean(batch.map(({ action, reward }) => ratios[action] * (reward - average))),
+      policy, ratios, kl, pushing, promised: mean(batch.map(({ action, reward }) => ratios[action] * (reward - average))),
       worth: policy.reduce((sum, p, a) => sum + (p - OLD[a]) * WORTH[a], 0),
     });
     const slope = policy.map((p, a) => -beta * p * (Math.log(ratios[a]) - kl));
-    for (const { action, reward } of batch) {
-      const weight = clippedObjective(ratios[action], reward - average, clip === "on" ? epsilon : Infinity).slope * ratios[action] / batch.length;
+    batch.forEach(({ action }, i) => {
+      const weight = slopes[i] * ratios[action] / batch.length;
       policy.forEach((p, a) => { slope[a] += weight * ((a === action ? 1 : 0) - p); });
-    }
+    });
     slope.forEach((x, a) => { logits[a] += x; });
   }
   return seen;
+}
+
+/** The numbers in the explanations of the two missions about this batch. */
+export function passesTold() {
+  const given = { epsilon: 0.2, beta: 0, lucky: 3, passes: 20 };
+  const free = passesOver({ ...given, clip: "off" }), held = passesOver({ ...given, clip: "on" });
+  const pulled = passesOver({ ...given, clip: "off", beta: 1 });
+  const end = (seen) => seen.at(-1), percent = (seen) => number(100 * end(seen).policy[2], 0);
+  return {
+    promised: number(end(free).promised), lost: number(-end(free).worth), free: percent(free),
+    first: number(held[1].ratios[2]), ratio: number(end(held).ratios[2]), held: percent(held),
+    held_lost: number(-end(held).worth), pulled: percent(pulled), pulled_lost: number(-end(pulled).worth),
+  };
 }
 
 function objectivePicture({ ratio, A: advantage, epsilon }) {
@@ -124,9 +145,14 @@ export function passesFigure(place) {
         `${count} × ${number(mean(BATCH.filter(([action]) => action === a).map(([, reward]) => reward ?? settings.lucky)))}`))),
       h("tr", {}, h("td", {}, "π_old"), values3(OLD)),
       h("tr", {}, h("td", {}, text("passes_now", { passes })), values3(last.policy)),
-      h("tr", {}, h("td", {}, "ratio"), values3(last.ratios))));
+      h("tr", {}, h("td", {}, "ratio"), values3(last.ratios)),
+      h("tr", { id: "passes_pushing" }, h("td", {}, text("passes_pushing")), last.pushing.map((count, a) =>
+        h("td", { class: "number" }, `${count} / ${BATCH.filter(([action]) => action === a).length}`)))));
+    const edge = 1 + settings.epsilon, ends = { edge: number(edge), ratio: number(last.ratios[2]) };
+    const held = last.pushing[2] === 0 && last.ratios[2] > edge && settings.clip === "on";
     told.textContent = text(last.worth < -0.05 ? "passes_lost" : last.worth > 0.005 ? "passes_gained" : "passes_same",
-      { promised: signed(last.promised), worth: signed(last.worth), kl: number(last.kl) });
+      { promised: signed(last.promised), worth: signed(last.worth), kl: number(last.kl) })
+      + (held ? text("between") + text("passes_held", ends) : "");
   }
 
   const turned = (key) => (value) => { settings[key] = value; show(); };
@@ -183,13 +209,15 @@ export function groupFigure(place) {
 
 export const gaeFigure = (place) => drawGae(place, settings);
 
+/** The four parts. On a phone, one is open at first: the first, or the one that a mission is about. */
 export function clipRoom(place) {
-  place.append(h("h2", {}, text("clip_title")), h("p", {}, text("clip_about")));
-  clipFigure(place);
-  place.append(h("h2", { id: "passes_title" }, text("passes_title")), h("p", {}, text("passes_about")));
-  passesFigure(place);
-  place.append(h("h2", { id: "group_title" }, text("group_title")), h("p", {}, text("group_about")));
-  groupFigure(place);
-  place.append(h("h2", { id: "gae_title" }, text("gae_title")), h("p", {}, text("gae_about")));
-  gaeFigure(place);
+  const narrow = matchMedia("(max-width: 52rem)").matches;
+  const parts = [["clip", clipFigure], ["passes", passesFigure], ["group", groupFigure], ["gae", gaeFigure]];
+  const about = PART_OF[frame.mission] ?? "clip";
+  place.append(...parts.map(([name, draw]) => {
+    const inside = h("div", {}, h("p", {}, text(`${name}_about`)));
+    draw(inside);
+    return h("details", { class: "part", id: `${name}_part`, open: narrow && name !== about ? undefined : "" },
+      h("summary", {}, h("h2", { id: `${name}_title` }, text(`${name}_title`))), inside);
+  }));
 }

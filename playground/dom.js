@@ -67,9 +67,9 @@ export function axisEnd(values, least) {
 
 /**
  * A curve over steps: points [[step, value]], dots for single measurements, and those of the run before as a ghost.
- * What lies above the axis is marked with a triangle at its upper edge.
+ * marks: steps with a line down the picture. What lies above the axis has a triangle at its upper edge.
  */
-export function curve(title, points, { steps, max, min = 0, dots = [], ghost = {}, show = (x) => number(x) }) {
+export function curve(title, points, { steps, max, min = 0, dots = [], marks = [], ghost = {}, show = number }) {
   const x = (step) => 4 + (step / steps) * 292, y = (value) => 94 - (Math.min(max, Math.max(min, value)) - min) / (max - min) * 88;
   const line = (list, kind) => (list.length ? svg("polyline", { points: list.map(([s, v]) => `${x(s)},${y(v)}`).join(" "), class: kind }) : null);
   const last = points.at(-1), above = points.filter(([, v]) => v > max), highest = Math.max(...above.map(([, v]) => v));
@@ -83,7 +83,9 @@ export function curve(title, points, { steps, max, min = 0, dots = [], ghost = {
       line(points, "run"),
       dots.map(([s, v]) => svg("circle", { cx: x(s), cy: y(v), r: 3.5 }, svg("title", {}, `${s}: ${show(v)}`))),
       above.map(([s, v]) => svg("polygon", { points: `${x(s)},1 ${x(s) - 4},8 ${x(s) + 4},8`, class: "above" }, svg("title", {}, `${s}: ${show(v)}`))),
+      marks.map((step) => svg("line", { x1: x(step), x2: x(step), y1: 4, y2: 94, class: "mark" })),
       svg("text", { x: 296, y: 16, "text-anchor": "end" }, show(max)),
+      svg("text", { x: 296, y: 90, "text-anchor": "end" }, text("curve_end", { steps })),
       above.length ? svg("text", { x: 6, y: 16 }, told) : null));
 }
 

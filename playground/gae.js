@@ -1,13 +1,14 @@
 // GAE on the episode of eight steps of chapter 3: how much each later TD error counts.
 
-import { range, remember } from "./address.js";
+import { range, remember, whole } from "./address.js";
 import { text } from "./texts.js";
 import { button, formula, h, number, signed, slider, svg } from "./dom.js";
 
 const REWARDS = [0, 1, 0, 1, 0, 1, 0, 5], PROMISES = [6, 5, 6, 7, 6, 4, 2, 3];
 
 export const fields = {
-  lambda: range(0.5, 0, 1), gamma: range(1, 0.5, 1), step: range(1, 1, 8), v2: range(PROMISES[1], 0, 10), r8: range(REWARDS[7], -5, 10),
+  lambda: range(0.5, 0, 1), gamma: range(1, 0.5, 1), step: whole(1, 1, 8),
+  v2: whole(PROMISES[1], 0, 10), r8: whole(REWARDS[7], -5, 10),
 };
 
 /** TD errors of an episode that ends by termination, and the advantages (Schulman et al. 2016, eq. 16). */
@@ -15,6 +16,15 @@ export function gae(rewards, values, gamma, lambda) {
   const deltas = rewards.map((reward, t) => reward + gamma * (values[t + 1] ?? 0) - values[t]), advantages = [];
   for (let t = rewards.length - 1; t >= 0; t--) advantages[t] = deltas[t] + gamma * lambda * (advantages[t + 1] ?? 0);
   return { deltas, advantages };
+}
+
+/** What the mission about a wrong critic says of step 1: how much too high its advantage is with lambda = 0. */
+export function criticTold() {
+  const high = (lambda) => {
+    const of = (v2) => gae(REWARDS, PROMISES.with(1, v2), 1, lambda).advantages[0];
+    return number(Math.abs(of(10) - of(PROMISES[1])), 0);
+  };
+  return { v2: PROMISES[1], high: high(0), left: high(1) };
 }
 
 export function gaeFigure(place, settings) {

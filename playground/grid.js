@@ -1,6 +1,6 @@
 // Room 1: Q-learning on the grid of chapter 1, with slippery ground and walls.
 
-import { numbers, flag, range, remember, starts } from "./address.js";
+import { flag, frame, range, remember, starts, whole, wholes } from "./address.js";
 import { text } from "./texts.js";
 import { button, check, formula, h, number, quiet, slider, svg } from "./dom.js";
 
@@ -12,8 +12,8 @@ const PLACES = [[50, 13, "middle"], [50, 87, "middle"], [3, 50, "start"], [97, 5
 const ARROWS = ["50,23 45,31 55,31", "50,77 45,69 55,69", "42,64 50,59 50,69", "58,64 50,59 50,69"];
 
 export const fields = {
-  alpha: range(0.5, 0.05, 1), gamma: range(0.99, 0.5, 1), epsilon: range(0.5, 0, 1), slip: range(0, 0, 0.8),
-  speed: range(6, 1, 1000), predict: flag, walls: numbers([], 1, GOAL - 1),
+  alpha: range(0.1, 0.05, 1), gamma: range(0.99, 0.5, 1), epsilon: range(0.5, 0, 1),
+  slip: range(0, 0, 0.8), speed: whole(6, 1, 1000), predict: flag, walls: wholes(1, GOAL - 1),
 };
 export const settings = starts(fields);
 export const state = {};
@@ -85,7 +85,7 @@ export function rightMoves(q, best) {
 export function reset(begun = false) {
   Object.assign(state, {
     Q: Array.from({ length: GOAL + 1 }, () => [0, 0, 0, 0]), at: 0, moves: 0, episodes: 0, inEpisode: 0, last: null,
-    lengths: [], asked: null, guesses: [0, 0], running: false, begun, told: null,
+    lengths: [], asked: null, guesses: [0, 0], running: false, reached: false, begun, told: null,
   });
 }
 reset();
@@ -162,7 +162,7 @@ function cellPicture(cell, q, shade) {
     here ? svg("circle", { cx: 50, cy: 50, r: 6, class: "agent" }) : null);
 }
 
-/** How strong the colour of a value is: the range of the whole table is spread over it. */
+/** How strong the color of a value is: the range of the whole table is spread over it. */
 function shades(q) {
   const values = q.filter((_, cell) => cell !== GOAL && !isWall(cell)).flat().filter(Number.isFinite), sizes = values.map(Math.abs);
   // Where all have one sign, the smallest is the palest; else 0 is.
@@ -200,9 +200,9 @@ export function gridRoom(place, alone = false) {
   function show() {
     const { Q, last, asked } = state, shade = shades(Q);
     cells.forEach((element, cell) => {
-      element.replaceChildren(cellPicture(cell, Q, shade));
       const kind = cell === GOAL ? "grid_goal" : cell === 0 ? "grid_start" : isWall(cell) ? "grid_wall" : "grid_cell";
-      element.setAttribute("aria-label", text(kind, { cell, best: short(Math.max(...Q[cell])) }));
+      const named = text(kind, { cell, best: short(Math.max(...Q[cell])) });
+      element.replaceChildren(h("span", { class: "unseen" }, named), cellPicture(cell, Q, shade));
     });
     go.textContent = text(state.running ? "pause" : "grid_run");
     one.disabled = Boolean(asked);
@@ -250,7 +250,10 @@ export function gridRoom(place, alone = false) {
     owed -= moves;
     for (let i = 0; i < moves && state.running; i++) {
       move();
-      if (state.asked) state.running = false;
+      // The mission asks what the table looks like now.
+      const arrived = state.last.next === GOAL && !state.reached;
+      if (arrived) state.reached = true;
+      if (state.asked || (arrived && frame.mission === "crawl")) state.running = false;
     }
     if (moves) show();
     requestAnimationFrame(tick);
@@ -288,6 +291,8 @@ export function gridRoom(place, alone = false) {
         h("div", { class: "optimum" }, h("h3", {}, text("grid_optimum")), best, quiet("grid_optimum_about"))])));
   changed();
   // The first thing to see is the thing itself, moving; what ran before the room was drawn anew runs on.
-  if (!state.begun && !settings.predict && !matchMedia("(prefers-reduced-motion: reduce)").matches) go.click();
+  // In a mission, you guess first.
+  const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+  if (!state.begun && !frame.mission && !settings.predict && !still) go.click();
   else tick();
 }

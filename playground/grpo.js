@@ -120,9 +120,11 @@ export function clippedObjective(ratio, A, epsilon) {
  * groups: of `drawAnswers`, each answer with `advantage` and, from the second update on, with `old`, its tokens'
  * log-probs when it was drawn; without them pi_old is pi, and they are noted. count: answers of all workers,
  * which the sum is divided by. epsilon: the clip range, Infinity for none. reference: { rows, weights } of the
- * frozen model: the KL to it is measured even if beta is 0.
+ * frozen model: the KL to it is measured even if beta is 0. temperature: of the policy, which the answers were drawn
+ * from. Notes in each answer its tokens' `pushes`: minus the gradient by the token's own logit, times `count`.
  */
-export function lossAndGradient(rows, weights, gradient, scratch, groups, { beta, epsilon, count, reference }) {
+export function lossAndGradient(rows, weights, gradient, scratch, groups, given) {
+  const { beta, epsilon, count, reference, temperature = 1 } = given;
   const slopes = scratch.logits.numbers, other = reference.rows;
   slopes.fill(0);
   other.count = rows.count;
@@ -133,11 +135,13 @@ export function lossAndGradient(rows, weights, gradient, scratch, groups, { beta
   const figures = { loss: 0, kl: 0, tokens: 0, entropy: 0, clipped: 0 };
   for (const answer of groups.flat()) {
     const share = 1 / (count * answer.tokens.length); // mean_i mean_t
-    const old = (answer.old ??= answer.tokens.map((token, t) => logProbs(logitsAfter(rows, answer.rows[t]))[token]));
+    const logOf = (row) => logProbs(logitsAfter(rows, row), temperature);
+    const old = (answer.old ??= answer.tokens.map((token, t) => logOf(answer.rows[t])[token]));
+    answer.pushes = [];
     answer.tokens.forEach((token, t) => {
-      const row = answer.rows[t], log = logProbs(logitsAfter(rows, row)), ratio = Math.exp(log[token] - old[t]);
+      const row = answer.rows[t], log = logOf(row), ratio = Math.exp(log[token] - old[t]);
       const objective = clippedObjective(ratio, answer.advantage, epsilon);
-      const d = logProbs(logitsAfter(other, row))[token] - log[token];
+      const d = logProbs(logitsAfter(other, row), temperature)[token] - log[token];
       const kl = Math.expm1(d) - d; // k3 (arXiv 2402.03300, eq. 4)
       const slope = -objective.slope * ratio - beta * Math.expm1(d); // of the loss, by the token's log-prob
       figures.loss += share * (beta * kl - objective.value);
@@ -146,10 +150,12 @@ export function lossAndGradient(rows, weights, gradient, scratch, groups, { beta
       figures.clipped += Number(objective.slope === 0 && answer.advantage !== 0);
       for (let v = 0; v < VOCABULARY; v++) {
         const p = Math.exp(log[v]);
-        slopes[logitIndex(row, v)] -= share * slope * p; // answers share their prompt's last row: gradients add up
+        // Answers share their prompt's last row: gradients add up.
+        slopes[logitIndex(row, v)] -= (share * slope * p) / temperature;
         if (p > 0) figures.entropy -= p * log[v];
       }
-      slopes[logitIndex(row, token)] += share * slope;
+      slopes[logitIndex(row, token)] += (share * slope) / temperature;
+      answer.pushes.push((-share * count * slope * (1 - Math.exp(log[token]))) / temperature);
     });
   }
   backward(rows, weights, gradient, scratch);
@@ -165,23 +171,30 @@ export function learningRate(peak, step, steps) {
 
 export const createMoments = (size) => ({ mean: new Float32Array(size), square: new Float32Array(size), updates: 0 });
 
-/** AdamW behind a gradient-norm clip (MAX_GRAD_NORM, B1, B2, WEIGHT_DECAY of the main script). */
+/**
+ * AdamW behind a gradient-norm clip (MAX_GRAD_NORM, B1, B2, WEIGHT_DECAY of the main script).
+ *
+ * `update` returns the gradient's norm, and `moved`, how far the weights have gone: the length of their change.
+ */
 export function createOptimizer(size, moments = createMoments(size)) {
   const { mean, square } = moments;
   return function update(weights, gradient, rate) {
     let sum = 0;
     for (const g of gradient) sum += g * g;
     const norm = Math.sqrt(sum);
-    if (!Number.isFinite(norm)) return norm; // an update that is not finite is skipped, not applied
+    if (!Number.isFinite(norm)) return { norm, moved: 0 }; // an update that is not finite is skipped, not applied
     const scale = norm < 1 ? 1 : 1 / norm;
     moments.updates += 1;
     const c1 = 1 - 0.9 ** moments.updates, c2 = 1 - 0.99 ** moments.updates;
+    let moved = 0;
     for (let i = 0; i < size; i++) {
       const g = gradient[i] * scale;
       mean[i] = 0.9 * mean[i] + 0.1 * g;
       square[i] = 0.99 * square[i] + 0.01 * g * g;
-      weights[i] -= rate * (mean[i] / c1 / (Math.sqrt(square[i] / c2) + 1e-8) + 0.1 * weights[i]);
+      const change = rate * (mean[i] / c1 / (Math.sqrt(square[i] / c2) + 1e-8) + 0.1 * weights[i]);
+      weights[i] -= change;
+      moved += change * change;
     }
-    return norm;
+    return { norm, moved: Math.sqrt(moved) };
   };
 }

@@ -3,21 +3,22 @@
 import { frame, remember } from "./address.js";
 import { language, text } from "./texts.js";
 import { button, h } from "./dom.js";
+import { POINTS } from "./rewards.js";
 
 /** sets: what the address names to set it up; right: which of the choices, counted from 0. */
 export const MISSIONS = {
   grid: [
     { name: "crawl", sets: ["epsilon=0.5&speed=6"], right: 0 },
-    { name: "walls", sets: ["walls=11_14&speed=1000"], right: 1 },
+    { name: "walls", sets: ["walls=11_14&alpha=1&speed=1000"], right: 1 },
     { name: "greedy", sets: ["epsilon=0&speed=10"], right: 0 },
     { name: "slip", sets: ["slip=0.4&alpha=1&speed=1000", "slip=0.4&alpha=0.05&speed=1000"], right: 1 },
   ],
   clip: [
     { name: "edge", sets: ["ratio=1.35&A=-1"], right: 1 },
-    { name: "lucky", sets: ["clip=off&lucky=3&passes=20", "clip=on&lucky=3&passes=20"], right: 2, at: "passes_title" },
-    { name: "pull", sets: ["clip=off&beta=1&lucky=3&passes=20"], right: 1, at: "passes_title" },
-    { name: "equal", sets: ["rewards=4_4_4_4_4_4_4_4"], right: 1, at: "group_title" },
-    { name: "critic", sets: ["v2=10&lambda=0", "v2=10&lambda=1"], right: 2, at: "gae_title" },
+    { name: "lucky", sets: ["clip=off&lucky=3&passes=20", "clip=on&lucky=3&passes=20"], right: 2 },
+    { name: "pull", sets: ["clip=off&beta=1&lucky=3&passes=20"], right: 1 },
+    { name: "equal", sets: ["rewards=4_4_4_4_4_4_4_4"], right: 1 },
+    { name: "critic", sets: ["v2=10&lambda=0", "v2=10&lambda=1"], right: 2 },
   ],
   answers: [
     { name: "cold", sets: ["temperature=0.1"], right: 0 },
@@ -31,6 +32,14 @@ export const MISSIONS = {
     { name: "reuse", sets: ["updates=8&clip=off&beta=0", "updates=8&clip=0.2&beta=0"], right: 1 },
   ],
 };
+
+/** What the rewards of the course pay: the numbers in the sentences about them. */
+const pays = () => ({
+  format: POINTS.format, tag: POINTS.tag, tags: 4 * POINTS.tag, wrong: -POINTS.wrong,
+  form: POINTS.format + 4 * POINTS.tag, number: POINTS.right + POINTS.number,
+  formWrong: POINTS.format + 4 * POINTS.tag + POINTS.wrong,
+  threeTags: (3 - 1) * POINTS.tag, // the one that is missing counts against them
+});
 
 /** The pages of the course that a room belongs to: [what it is called, its English page]. */
 export const CHAPTERS = {
@@ -69,8 +78,12 @@ export const setOf = (room, name) => MISSIONS[room].find((mission) => mission.na
 
 const guesses = {};
 
-/** The room's missions: one is open at a time. */
-export function missionsOf(room, visit) {
+/**
+ * The room's missions: one is open at a time.
+ *
+ * visit(name): its link was followed; numbers: { name: a function that computes those of its sentences }.
+ */
+export function missionsOf(room, visit, numbers) {
   const card = h("div", { class: "mission", id: "mission", hidden: true, "aria-live": "polite" });
   const list = MISSIONS[room];
   const chips = list.map(({ name }) => button(text(`mission_${name}`), () => {
@@ -84,19 +97,21 @@ export function missionsOf(room, visit) {
     const mission = list.find(({ name }) => name === frame.mission);
     card.hidden = !mission;
     if (!mission) return;
-    const { name, sets, right, at } = mission, guessed = guesses[name], choices = text(`mission_${name}_choices`).split("|");
+    const { name, sets, right } = mission, guessed = guesses[name];
+    const say = (part) => text(`mission_${name}_${part}`, (numbers[name] ?? pays)());
+    const choices = say("choices").split("|");
     card.replaceChildren(
-      h("p", {}, text(`mission_${name}_ask`)),
+      h("p", {}, say("ask")),
       h("div", { class: "controls", role: "group", "aria-label": text("mission_guess") }, h("span", {}, text("mission_guess")), choices.map((choice, i) => button(choice, () => {
         guesses[name] = i;
         show();
         document.getElementById(`guess_${i}`).focus();
       }, { id: `guess_${i}`, "aria-pressed": String(guessed === i) }))),
       h("ol", { class: "sets" }, sets.map((set, i) => h("li", {}, h("a", {
-        class: "button", id: `set_${i}`, href: addressOfMission(room, name, set), onclick: () => visit(at),
-      }, text(`mission_${name}_set`).split("|")[i])))),
+        class: "button", id: `set_${i}`, href: addressOfMission(room, name, set), onclick: () => visit(name),
+      }, say("set").split("|")[i])))),
       guessed === undefined ? "" : h("p", { class: "why" }, h("strong", { class: guessed === right ? "good" : "bad" },
-        text(guessed === right ? "mission_yes" : "mission_no")), " ", text(`mission_${name}_why`)));
+        text(guessed === right ? "mission_yes" : "mission_no")), " ", say("why")));
   }
   show();
   return h("section", { class: "missions", "aria-labelledby": "missions_title" }, h("h2", { id: "missions_title" }, text("missions")),

@@ -1,4 +1,4 @@
-// The frame: four rooms behind tabs, the language, the colours, and what the address asks for.
+// The frame: four rooms behind tabs, the language, the colors, and what the address asks for.
 
 import { ROOMS, addressOf, follow, frame, readFrame, remember, watch } from "./address.js";
 import { language, setLanguage, text } from "./texts.js";
@@ -6,6 +6,7 @@ import { button, h } from "./dom.js";
 import { CHAPTERS, addressOfPage, missionsOf, pageLink, setOf } from "./missions.js";
 import * as grid from "./grid.js";
 import * as clip from "./clip.js";
+import { criticTold } from "./gae.js";
 import * as answers from "./answers.js";
 import * as train from "./train.js";
 
@@ -21,6 +22,9 @@ const FIGURES = {
   clip: ["clip", clip.clipFigure], passes: ["clip", clip.passesFigure], group: ["clip", clip.groupFigure],
   gae: ["clip", clip.gaeFigure],
 };
+
+// The numbers that missions name are computed: they are those on show.
+const NUMBERS = { lucky: clip.passesTold, pull: clip.passesTold, critic: criticTold };
 
 function showTheme() {
   if (frame.theme) document.documentElement.dataset.theme = frame.theme;
@@ -73,7 +77,7 @@ function render() {
       h("a", { href: addressOf(room, PARTS[room].fields, PARTS[room].settings), target: "_blank" }, text("open_playground")))));
   } else {
     page.replaceChildren(header(room),
-      h("main", {}, missionsOf(room, visit), place, h("p", { class: "chapters" }, text("chapters"), " ",
+      h("main", {}, missionsOf(room, visit, NUMBERS), place, h("p", { class: "chapters" }, text("chapters"), " ",
         CHAPTERS[room].map(([name, path], i) => [i ? text("and") : "", pageLink(name, path)]))),
       h("footer", {}, h("p", {}, text("needs")), h("p", {}, text("source"))));
   }
@@ -92,9 +96,9 @@ function arrive() {
 
 let visited = false, target = null;
 /** A mission's link is followed: the room begins anew, and shows the part that the mission is about. */
-function visit(at) {
+function visit(mission) {
   visited = true;
-  target = at;
+  target = clip.PART_OF[mission] && `${clip.PART_OF[mission]}_title`;
 }
 addEventListener("hashchange", () => {
   arrive();

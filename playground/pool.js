@@ -7,7 +7,7 @@ const DATA = JSON.parse(document.getElementById("data").textContent);
 export const VOCABULARY_WORDS = DATA.vocabulary;
 
 /** [{ id, tokens, text, gold }] of what build.py packed. */
-function unpack(base64) {
+export function unpack(base64) {
   const ids = Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
   const parts = [[]];
   for (const id of ids) id === 0 ? parts.push([]) : parts.at(-1).push(id);
@@ -70,27 +70,27 @@ export async function openPool(answers) {
      * updates: how often the same answers are used (NUM_ITERATIONS). The figures are those of the first update,
      * except `clipped`, the share of tokens without a gradient in the last one; null where there was only one.
      */
-    async step({ answers, beta, epsilon, updates, rate, points, seed, step, steps }) {
+    async step({ answers, beta, epsilon, updates, rate, points, temperature, seed, step, steps }) {
       const order = random(seed, step), chosen = new Set();
       const all = trainingQuestions();
       while (chosen.size < BATCH) chosen.add(Math.floor(order() * all.length));
-      const questions = [...chosen].map((i) => all[i]), given = { beta, epsilon, count: BATCH * answers };
+      const questions = [...chosen].map((i) => all[i]), given = { beta, epsilon, temperature, count: BATCH * answers };
       const apply = async (parts) => {
         const [{ gradient }, ...others] = parts;
         for (const other of others) for (let i = 0; i < gradient.length; i++) gradient[i] += other.gradient[i];
-        const [norm] = await everyone("apply", { gradient, rate: learningRate(rate, step, steps) });
-        return norm;
+        const [update] = await everyone("apply", { gradient, rate: learningRate(rate, step, steps) });
+        return update;
       };
       const sum = (parts, name) => parts.reduce((total, { figures }) => total + figures[name], 0);
       const parts = await Promise.all(shared(questions).map((share, w) => workers[w].ask("step", {
         questions: share, answers, points, seed, step, ...given,
       })));
-      const norm = await apply(parts);
+      const { norm, moved } = await apply(parts);
       let last;
       for (let i = 1; i < updates; i++) await apply(last = await everyone("again", given));
       const groups = inOrder(parts.map((part) => part.groups), BATCH), tokens = sum(parts, "tokens");
       return {
-        questions, groups, norm, loss: sum(parts, "loss"), kl: sum(parts, "kl") / tokens,
+        questions, groups, norm, moved, loss: sum(parts, "loss"), kl: sum(parts, "kl") / tokens,
         entropy: sum(parts, "entropy") / tokens, clipped: last ? sum(last, "clipped") / tokens : null,
       };
     },

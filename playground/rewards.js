@@ -69,7 +69,7 @@ export function parseNumber(text) {
   const before = text.slice(0, found.index), after = text.slice(found.index + found[0].length).replace(INCHES, "");
   if (/[A-Za-z]$/.test(before) || /-$/.test(before.replace(OPENING, "")) || SPOILT_AFTER.test(after)) return null;
   const rest = `${before} ${after}`;
-  if (/\d/.test(rest) || /\btwice\b/.test(rest) || !BESIDE.test(rest)) return null;
+  if (/\d/.test(rest) || /\b(?:twice|loses)\b/.test(rest) || !BESIDE.test(rest)) return null;
   const value = fraction(found[2].replaceAll(",", ""));
   return (found[1] || "").startsWith("-") ? { n: -value.n, d: value.d } : value;
 }

@@ -23,7 +23,7 @@ async function within(mode, act) {
 /** Whether `value` is kept now. */
 export async function keep(value) {
   try {
-    await within("readwrite", (store) => store.put(value, "training"));
+    await within("readwrite", (store) => store.put(value, "run"));
     return true;
   } catch {
     return false;
@@ -33,7 +33,7 @@ export async function keep(value) {
 /** What was kept last; undefined without any, or where the browser keeps nothing. */
 export async function kept() {
   try {
-    return await within("readonly", (store) => store.get("training"));
+    return await within("readonly", (store) => store.get("run"));
   } catch {
     return undefined;
   }

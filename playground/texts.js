@@ -5,10 +5,10 @@ import { frame } from "./address.js";
 const TEXTS = {
   title: ["From Q-learning to GRPO, live", "從 Q-learning 到 GRPO，現場演算"],
   about: [
-    "Four rooms of the course to touch. In the last one a language model of 319,392 weights is trained by reinforcement while you watch.",
-    "課程裡的四個房間，可以親手玩。最後一間會在你眼前用強化學習訓練一個語言模型，它有 319,392 個權重。",
+    "Four hands-on demos. The last one trains a language model (319,392 weights) with reinforcement learning, right in your browser.",
+    "課程裡的四個互動示範。最後一個會在你的瀏覽器裡，用強化學習當場訓練一個語言模型（319,392 個權重）。",
   ],
-  rooms: ["Rooms", "房間"],
+  rooms: ["Demos", "示範"],
   tab_grid: ["Grid", "網格"],
   tab_clip: ["Clip and group", "裁剪與群組"],
   tab_answers: ["Eight answers", "八個回答"],
@@ -47,8 +47,8 @@ const TEXTS = {
   mission_no: ["Not quite.", "不太對。"],
   mission_crawl: ["Watch the news crawl", "看消息往回爬"],
   mission_crawl_ask: [
-    "Reset, and move until the dot reaches +100 for the first time. How many numbers in the table are then above 0?",
-    "按「重來」，一直走到圓點第一次踩到 +100。這時候表格裡有幾個數字大於 0？",
+    "Set it up and press Run: it stops when the dot reaches +100 for the first time. How many numbers in the table are above 0 then?",
+    "布置好，按「執行」：圓點第一次踩到 +100 就會停下來。這時候表格裡有幾個數字大於 0？",
   ],
   mission_crawl_choices: ["one|every one on the path|all of them", "一個|走過的路上每一個|全部"],
   mission_crawl_set: ["Set it up", "布置好"],
@@ -102,14 +102,14 @@ const TEXTS = {
   ],
   mission_lucky: ["One lucky draw", "一次好運"],
   mission_lucky_ask: [
-    "C is worth 0.2, but its only draw brought 3. Without the clip, after 20 updates on these same eight answers, how likely is C? It starts at 10 %.",
+    "C is worth 0.2, but the one time it was sampled it earned 3. Without the clip, how likely is C after 20 updates on these same eight answers? It starts at 10 %.",
     "C 真正的價值是 0.2，可是唯一抽到的那次拿了 3 分。不裁剪，拿同樣這八個回答更新 20 次之後，C 的機率是多少？一開始是 10 %。",
   ],
-  mission_lucky_choices: ["about 25 %|about 60 %|98 %", "大約 25 %|大約 60 %|98 %"],
+  mission_lucky_choices: ["{held} %|{pulled} %|{free} %", "{held} %|{pulled} %|{free} %"],
   mission_lucky_set: ["without the clip|with the clip", "不裁剪|裁剪"],
   mission_lucky_why: [
-    "The batch promises +2.33 and the policy is worth 0.59 less: eight answers are evidence only about policies close to the one that gave them. With the clip C's ratio stops soon after 1.2, and the loss is 0.09. That's what the clip is for.",
-    "這一批資料說會多 2.33 分，策略真正的價值卻少了 0.59：八個回答能證明的，只有離當初那個策略不遠的地方。加上裁剪，C 的 ratio 過了 1.2 就慢慢停下來，只損失 0.09。裁剪就是為了這個。",
+    "The batch promises +{promised}, but the policy is worth {lost} less: eight answers only tell you about policies close to the one that sampled them. With the clip, C's ratio is {first} after one update, past 1.2, so C's own push stops. The ratio still climbs to {ratio}: A and B are pushed down, and what they lose goes to C. The clip stops a sample's own push; it doesn't bound the ratio. It does slow things down: by then C is at {held} %, and the policy has lost {held_lost}.",
+    "這一批資料說會多 {promised} 分，策略真正的價值卻少了 {lost}：八個回答能證明的，只有離當初那個策略不遠的地方。加上裁剪，更新一次，C 的 ratio 就到 {first}，超過 1.2，C 自己就不再推了。可是 ratio 還是爬到 {ratio}：A 和 B 被往下壓，少掉的機率跑到 C 身上。裁剪只會讓一筆樣本自己不再推，沒有限制 ratio 的大小。不過它確實讓一切變慢：這時 C 是 {held} %，只損失 {held_lost}。",
   ],
   mission_pull: ["The KL instead of the clip", "用 KL 代替裁剪"],
   mission_pull_ask: [
@@ -122,8 +122,8 @@ const TEXTS = {
   ],
   mission_pull_set: ["Set it up, then turn β up", "布置好，再把 β 調大"],
   mission_pull_why: [
-    "C still reaches 61 %. The KL has no edge: the farther the policy goes, the harder it pulls, and where pull and advantage balance it stays. The clip limits one batch; the KL limits the distance from the start over the whole training.",
-    "C 還是到了 61 %。KL 沒有一條界線：離得越遠，拉得越用力，拉力和優勢打平的地方就是終點。裁剪管的是同一批資料；KL 管的是整個訓練離起點有多遠。",
+    "C still reaches {pulled} %, and the policy loses {pulled_lost}. The KL has no edge: the farther the policy goes, the harder it pulls back, and it settles where that balances the advantage. The clip slows the updates on one batch; the KL limits the distance from the start over the whole training.",
+    "C 還是到了 {pulled} %，策略損失 {pulled_lost}。KL 沒有一條界線：離得越遠，拉得越用力，和優勢打平的地方就是終點。裁剪讓同一批資料的更新慢下來；KL 管的是整個訓練離起點有多遠。",
   ],
   mission_equal: ["Eight equal rewards", "八個一樣的獎勵"],
   mission_equal_ask: [
@@ -138,14 +138,14 @@ const TEXTS = {
   ],
   mission_critic: ["A critic that is wrong", "critic 估錯了"],
   mission_critic_ask: [
-    "The critic believes step 2 is worth 10 instead of 5. With which λ is the advantage of step 1 not affected?",
-    "critic 以為第 2 步值 10，其實是 5。λ 是多少的時候，第 1 步的優勢不受影響？",
+    "The critic believes step 2 is worth 10 instead of {v2}. For which λ does that leave the advantage of step 1 alone?",
+    "critic 以為第 2 步值 10，其實是 {v2}。λ 是多少的時候，第 1 步的優勢不受影響？",
   ],
   mission_critic_choices: ["λ = 0|λ = 0.5|λ = 1", "λ = 0|λ = 0.5|λ = 1"],
   mission_critic_set: ["λ = 0, V = 10|λ = 1, V = 10", "λ = 0，V = 10|λ = 1，V = 10"],
   mission_critic_why: [
-    "With λ = 1 and γ = 1 the critic's later guesses cancel: what's left is what came, minus V of step 1. With λ = 0 step 1 believes the guess, and A is 5 too high. The price: move the reward of step 8 and see which λ follows it.",
-    "λ = 1、γ = 1 時，critic 之後的估計會互相抵消，剩下的就是真正拿到的減去第 1 步的 V。λ = 0 時第 1 步完全相信那個估計，A 就高了 5。代價是：動一動第 8 步的獎勵，看哪個 λ 會跟著動。",
+    "With λ = 1 and γ = 1, the critic's later guesses cancel out: what's left is what you really got, minus V of step 1, and A is off by {left}. With λ = 0, step 1 believes the guess, and A is {high} too high. The price: move the reward of step 8 and see which λ follows it.",
+    "λ = 1、γ = 1 時，critic 之後的估計會互相抵消，剩下的就是真正拿到的減去第 1 步的 V，A 差了 {left}。λ = 0 時第 1 步完全相信那個估計，A 就高了 {high}。代價是：動一動第 8 步的獎勵，看哪個 λ 會跟著動。",
   ],
   mission_cold: ["Very cold", "溫度很低"],
   mission_cold_ask: [
@@ -177,8 +177,8 @@ const TEXTS = {
   mission_tags_choices: ["the right number|the perfect form", "數字對的|格式完美的"],
   mission_tags_set: ["Draw a few times and look for both", "多抽幾次，兩種都找找看"],
   mission_tags_why: [
-    "3 for the form, 4 × 0.5 for its tags, −1 for the number: 4. The right number can't be read without its tags, and gets 1 for the three that are there. So the form is learned first.",
-    "格式 3 分，四個標籤 2 分，數字錯扣 1 分，一共 4 分。少了標籤就讀不出數字，只剩三個標籤的 1 分。所以模型先學會格式。",
+    "The wrong number earns {format} for the form and 4 × {tag} for its tags, and loses {wrong}: {formWrong} in all. The right number can't be read without its tags, so it earns only {threeTags}, for the three that are there. That's why the form is learned first.",
+    "數字錯的：格式 {format} 分，四個標籤 {tags} 分，答錯扣 {wrong} 分，一共 {formWrong} 分。數字對的：少了標籤就讀不出數字，三個標籤只拿到 {threeTags} 分。所以模型先學會格式。",
   ],
   mission_course: ["What comes first?", "什麼先學會？"],
   mission_course_ask: [
@@ -188,8 +188,8 @@ const TEXTS = {
   mission_course_choices: ["the form|the right number", "格式|正確的數字"],
   mission_course_set: ["Set it up, then press Train", "布置好，再按「開始訓練」"],
   mission_course_why: [
-    "Any answer can earn the form's 5 points; the 4.5 for the number need the right reading, and the tags: a number without them isn't read. After 25 steps the form is near 100 % and the numbers near 90 %.",
-    "格式的 5 分哪個回答都拿得到；數字的 4.5 分要先讀對題目，還要有標籤，沒有標籤的數字讀不出來。25 步之後，格式接近 100 %，數字大約 90 %。",
+    "Any answer can earn the form's {form} points; the {number} for the number need the right reading, and the tags: a number without them isn't read. After 25 steps the form is near 100 % and the numbers near 90 %.",
+    "格式的 {form} 分哪個回答都拿得到；數字的 {number} 分要先讀對題目，還要有標籤，沒有標籤的數字讀不出來。25 步之後，格式接近 100 %，數字大約 90 %。",
   ],
   mission_ramble: ["Make it ramble", "讓它囉嗦"],
   mission_ramble_ask: [
@@ -216,8 +216,8 @@ const TEXTS = {
     "β = 0：訓練 75 步|β = 0.08：訓練 75 步，和前一次的虛線比較",
   ],
   mission_kl_why: [
-    "The form is perfect within 25 steps. Then nothing holds the rest: after 75 steps about 12 % of the numbers are right, and it writes 9+9=1. With β = 0.08 it's 41 %. The KL protects what the model can do and nobody pays for. (With the rewards of the course, which pay for right numbers, 83 % are right after 100 steps with β = 0.)",
-    "25 步之內格式就完美了。接著其他能力沒有東西守著：75 步之後只剩大約 12 % 的數字是對的，還會寫出 9+9=1。β = 0.08 時是 41 %。KL 保護的，是模型原本會、卻沒有人給分的能力。（用課程的獎勵，答對本來就有分數，β = 0 訓練 100 步仍有 83 % 答對。）",
+    "The form is perfect within 25 steps. Then nothing holds the rest: after 75 steps about 12 % of the numbers are right, and it writes 9+9=1. With β = 0.08 it's 41 %. The KL protects what the model can do and nobody pays for. But nearly every group is silent by then, so why do the weights move? In three runs on one worker, 6 % were right after 75 steps as it is, 18 % without weight decay from step 25 on, and 41 % without any gradient from step 25 on. So it's mostly the few odd answers, which AdamW blows up. (With the rewards of the course, which pay for right numbers, 83 % are right after 100 steps with β = 0.)",
+    "25 步之內格式就完美了。接著其他能力沒有東西守著：75 步之後只剩大約 12 % 的數字是對的，還會寫出 9+9=1。β = 0.08 時是 41 %。KL 保護的，是模型原本會、卻沒有人給分的能力。可是這時候幾乎每個群組都沒有訊號，權重為什麼還會動？我們用一個 worker 跑了三次，75 步之後：照原樣，6 % 答對；從第 25 步起拿掉 weight decay，18 %；從第 25 步起梯度全設成 0，41 %。所以主要原因是少數奇怪的回答，被 AdamW 放大了。（用課程的獎勵，答對本來就有分數，β = 0 訓練 100 步仍有 83 % 答對。）",
   ],
   mission_reuse: ["Use every answer eight times", "每個回答用八次"],
   mission_reuse_ask: [
@@ -234,7 +234,7 @@ const TEXTS = {
   // --- grid
   grid_title: ["How does a value get to the start?", "價值怎麼傳回起點？"],
   grid_about: [
-    "The dot walks from S to +100. Every move costs 1 point, and after each move one number of the table is corrected. Watch the colour crawl back from the goal, and the arrows turn: they show the move that looks best.",
+    "The dot walks from S to +100. Every move costs 1 point, and after each move one number of the table is corrected. Watch the color crawl back from the goal, and the arrows turn: they show the move that looks best.",
     "圓點從 S 走到 +100，每走一步扣 1 分；每走一步，就修正表格裡的一個數字。看顏色怎麼從終點一格一格往回爬，箭頭怎麼轉向：箭頭是目前看起來最好的動作。",
   ],
   grid_run: ["▶ Run", "▶ 執行"],
@@ -247,7 +247,7 @@ const TEXTS = {
     "由世界的規則算出來的（價值迭代），學習的一方從來看不到。",
   ],
   grid_click: [
-    "Each cell: the value of up, down, left and right; the arrow is the greedy move. Blue is above 0, orange below; the strongest colour is the largest number now in the table. Click a cell to build or remove a wall. Cells are numbered row by row; S is 0.",
+    "Each cell: the value of up, down, left and right; the arrow is the greedy move. Blue is above 0, orange below; the strongest color is the largest number in the table. Click a cell to build or remove a wall. Cells are numbered row by row; S is 0.",
     "每一格的四個數字：往上、下、左、右的價值；箭頭是貪婪動作。藍色大於 0，橘色小於 0；顏色最濃的是目前表格裡最大的數字。點一下格子可以蓋牆或拆牆。格子從 S（第 0 格）開始，一列一列往下編號。",
   ],
   grid_first: ["No move yet.", "還沒有走任何一步。"],
@@ -310,7 +310,7 @@ const TEXTS = {
   ],
   passes_title: ["What is the clip for? Twenty updates on one batch", "裁剪是為了什麼？同一批資料更新二十次"],
   passes_about: [
-    "Three actions, eight answers, numbers made up. C was drawn once and was lucky. Updating again and again on these eight, does the policy get what they promise?",
+    "Three actions and eight answers, with made-up numbers. C was sampled once and got lucky. If you keep updating on these eight, does the policy get what they promise?",
     "三個動作、八個回答，數字是編的。C 只抽到一次，而且運氣很好。拿這八個回答一直更新，策略真的會得到它們所說的分數嗎？",
   ],
   passes_promised: ["dashed: what the batch promises, mean(ratio · A)", "虛線：這批資料說會多多少，mean(ratio · A)"],
@@ -327,17 +327,22 @@ const TEXTS = {
   passes_action: ["action", "動作"],
   passes_true: ["truly worth", "真正的價值"],
   passes_batch: ["in the batch", "這批資料裡"],
+  passes_pushing: ["still push", "還在推"],
+  passes_held: [
+    "C's own push has stopped, because its ratio is past {edge}, and yet the ratio is {ratio}: pushing A and B down raises C.",
+    "C 的 ratio 超過 {edge}，自己已經不推了，可是 ratio 還是到了 {ratio}：把 A 和 B 往下壓，C 就會上升。",
+  ],
   passes_now: ["π after {passes}", "{passes} 次之後的 π"],
   passes_lost: [
-    "The batch promises {promised}; really it's {worth}. KL to π_old: {kl} nats. So far away, the eight answers are no evidence.",
+    "The batch promises {promised}; the policy really changes by {worth}. KL to π_old: {kl} nats. That far away, the eight answers don't tell you much.",
     "這批資料說 {promised}，其實是 {worth}。和 π_old 的 KL：{kl} nat。離得這麼遠，八個回答說的已經不算數。",
   ],
   passes_gained: [
-    "The batch promises {promised}; really it's {worth}. KL to π_old: {kl} nats. Here the batch tells the truth: the clip only makes it slower.",
+    "The batch promises {promised}; the policy really changes by {worth}. KL to π_old: {kl} nats. Here the batch tells the truth, and the clip only slows learning down.",
     "這批資料說 {promised}，其實是 {worth}。和 π_old 的 KL：{kl} nat。這次資料說的是實話，裁剪只會讓它變慢。",
   ],
   passes_same: [
-    "The batch promises {promised}; really it's {worth}. KL to π_old: {kl} nats.",
+    "The batch promises {promised}; the policy really changes by {worth}. KL to π_old: {kl} nats.",
     "這批資料說 {promised}，其實是 {worth}。和 π_old 的 KL：{kl} nat。",
   ],
   gae_title: ["Before groups: whom to believe, the critic or the rewards? (GAE)", "還沒有群組的時候：該信 critic，還是信獎勵？（GAE）"],
@@ -373,7 +378,7 @@ const TEXTS = {
   model_start: ["before training", "訓練前"],
   model_trained: ["after 200 steps of the main script", "主腳本訓練 200 步之後"],
   model_own: ["mine, after {steps} steps", "我訓練的，{steps} 步之後"],
-  model_own_none: ["mine (train it in room 4)", "我訓練的（到第 4 間訓練）"],
+  model_own_none: ["mine (train it in tab 4)", "我訓練的（到第 4 個分頁訓練）"],
   eight_draw: ["▶ Draw eight answers", "▶ 抽八個回答"],
   temperature: ["temperature", "溫度"],
   eight_tokens: ["{tokens} tokens with its begin and end marks.", "連同開頭和結尾的記號，一共 {tokens} 個 token。"],
@@ -400,10 +405,10 @@ const TEXTS = {
   judged_none: ["no number", "沒有數字"],
 
   // --- training
-  train_title: ["Train a language model, now", "現在就訓練一個語言模型"],
+  train_title: ["Train a language model", "訓練一個語言模型"],
   train_about: [
-    "GRPO, {batch} questions per step. The model calculates well and reads badly; it forgets tags. Press start, and watch it find out what pays. Whatever you change, the run before stays as a dashed ghost.",
-    "用 GRPO，每一步 {batch} 個題目。這個模型算得好、讀得差，還會漏掉標籤。按下開始，看它怎麼發現什麼才有分數。改了設定再訓練，前一次會留下虛線。",
+    "The model calculates well, reads badly and forgets tags. Press Train: GRPO, {batch} questions per step, finds out what pays.",
+    "用 GRPO，每一步 {batch} 個題目。這個模型算得好、讀得差，還會漏掉標籤。按下開始，看它怎麼發現什麼才有分數。",
   ],
   train_start: ["▶ Train", "▶ 開始訓練"],
   train_on: ["▶ Go on", "▶ 繼續"],
@@ -414,14 +419,14 @@ const TEXTS = {
   train_fault: ["This browser could not compute: {fault}. It needs WebAssembly with SIMD.", "這個瀏覽器算不了：{fault}。需要支援 SIMD 的 WebAssembly。"],
   train_right: ["held-out questions right:", "保留的題目答對："],
   train_form: ["form right:", "格式正確："],
-  train_reward: ["What earns points", "什麼有分數"],
+  train_reward: ["What pays", "給分"],
   preset_course: ["as in the course", "和課程一樣"],
   preset_form: ["only the form", "只給格式分"],
   preset_right: ["only the right number", "只給正確的數字"],
   preset_length: ["length: 0.5 per token", "長度：每個 token 0.5"],
   preset_short: ["the form, and short", "格式，而且要短"],
   preset_mine: ["my own points", "自己訂的分數"],
-  train_settings: ["What you can turn (before the start, or after a reset)", "可以調的東西（開始之前，或重來之後）"],
+  train_settings: ["Set these before you start", "開始之前才能調的"],
   train_changed: ["Not as the course sets it: {what}", "和課程不同的設定：{what}"],
   train_points: ["Edit the points", "修改分數"],
   points_format: ["exact form", "格式完全正確"],
@@ -433,8 +438,28 @@ const TEXTS = {
   points_wrong: ["wrong answer", "答錯"],
   points_number: ["right number (check_numbers)", "數字正確（check_numbers）"],
   points_token: ["each token of the answer", "回答的每個 token"],
-  beta: ["BETA, pull to the start", "BETA，拉回起點的力道"],
-  G: ["G, answers per question", "G，每題幾個回答"],
+  beta: ["BETA (KL)", "BETA（KL）"],
+  G: ["G (group size)", "G（每題幾個回答）"],
+  train_turned: ["Changed on the way: {turned}.", "途中改過：{turned}。"],
+  turned_at: ["step {step}: {name}", "第 {step} 步：{name}"],
+  train_discard: [
+    "This throws away weights that you've trained for {steps} steps. Go on?",
+    "這樣會丟掉已經訓練 {steps} 步的權重。要繼續嗎？",
+  ],
+  train_waiting: [
+    "This browser keeps a training of {steps} steps with other settings. Train here, and the new one replaces it.",
+    "這個瀏覽器存著另一次訓練，{steps} 步，設定不同。在這裡開始訓練，就會取代它。",
+  ],
+  train_back: ["Back to it", "回到那一次"],
+  train_silent: [
+    "In the last {steps} steps, {silent} of the groups had no signal, and the weights still moved by {moved} per step; in the first {steps} it was {early}. That's AdamW. It divides by the size of recent gradients, so after a quiet stretch a single odd answer moves the weights as far as a whole batch does. Then it keeps going that way for about ten steps, even if the gradient is 0. With BETA 0, nothing pulls the model back.",
+    "最近 {steps} 步裡，{silent} 的群組沒有訊號，權重每步還是移動了 {moved}；最初 {steps} 步是 {early}。這是 AdamW 的緣故：它會除以最近梯度的大小，安靜一陣子之後，單單一個奇怪的回答，就能讓權重移動得像整批資料那麼遠。接下來大約十步，就算梯度是 0，也還會朝同一個方向走。BETA 是 0，沒有東西把模型拉回來。",
+  ],
+  push: ["push {push}", "推力 {push}"],
+  push_about: [
+    "Color shows each token's push in this step's first update: blue makes it likelier, orange rarer; the strongest color is this group's largest push. The push is A · (1 − p) / the answer's tokens, plus BETA's pull. A token that the model was sure of, with p near 1, is hardly pushed.",
+    "顏色是這一步第一次更新對每個 token 的推力：藍色讓它更容易出現，橘色讓它更少出現，最濃的是這一組裡最大的推力。推力是 A · (1 − p) / 這個回答的 token 數，再加上 BETA 的拉力。模型很有把握的 token（p 接近 1）幾乎不會被推動。",
+  ],
   rate: ["learning rate", "學習率"],
   steps: ["steps", "步數"],
   seed: ["seed", "種子"],
@@ -444,8 +469,8 @@ const TEXTS = {
   curve_length: ["tokens per answer", "每個回答的 token 數"],
   curve_silent: ["groups without signal", "沒有訊號的群組"],
   curve_about: [
-    "Lines: the answers drawn in training, at temperature 1. Dots: 128 questions that are not trained on, every 25 steps, at temperature 0.7; a share of 128 has a standard error of about 4 points, so a dip of that size may be chance. Dashed and hollow: the run before. The KL is measured even if BETA is 0.",
-    "線：訓練時抽的回答，溫度 1。點：128 個沒有拿來訓練的題目，每 25 步問一次，溫度 0.7；128 題的比例，標準誤差大約 4 個百分點，這麼小的下降可能只是運氣。虛線和空心：前一次訓練。BETA 是 0 的時候也照樣量 KL。",
+    "Lines: the answers drawn in training, at the temperature set. Dots: 128 questions that are not trained on, every 25 steps, at temperature 0.7; a share of 128 has a standard error of about 4 points, so a dip of that size may be chance. Dashed and hollow: the run before. Vertical lines: where you changed a setting. The KL is measured even if BETA is 0.",
+    "線：訓練時抽的回答，溫度照設定。點：128 個沒有拿來訓練的題目，每 25 步問一次，溫度 0.7；128 題的比例，標準誤差大約 4 個百分點，這麼小的下降可能只是運氣。虛線和空心：前一次訓練。直線：途中改過設定。BETA 是 0 的時候也照樣量 KL。",
   ],
   train_groups: ["The groups of step {step} (dashed: without signal)", "第 {step} 步的群組（虛線：沒有訊號）"],
   group_number: ["group {i}", "第 {i} 個群組"],
@@ -460,11 +485,12 @@ const TEXTS = {
   ],
   train_kept: ["Kept in this browser: a reload goes on from here.", "已存在這個瀏覽器裡，重新載入後可以繼續。"],
   train_not_kept: ["This browser keeps nothing: a reload starts over.", "這個瀏覽器不讓這一頁存資料，重新載入就要從頭開始。"],
-  updates: ["updates per batch (NUM_ITERATIONS)", "每批資料更新幾次（NUM_ITERATIONS）"],
+  updates: ["updates per batch", "每批更新幾次"],
   clip_off: ["off", "關"],
   setting_preset: ["reward", "獎勵"],
   setting_points: ["points", "分數"],
   setting_beta: ["BETA", "BETA"],
+  setting_temperature: ["temperature", "溫度"],
   setting_updates: ["updates per batch", "每批更新"],
   setting_clip: ["clip range ε", "裁剪範圍 ε"],
   setting_answers: ["G", "G"],
@@ -473,6 +499,7 @@ const TEXTS = {
   setting_seed: ["seed", "種子"],
   curve_kl: ["KL to the start (nats)", "和起點的 KL（nat）"],
   curve_clipped: ["tokens clipped in the last update", "最後一次更新裡被裁剪的 token"],
+  curve_end: ["step {steps}", "第 {steps} 步"],
   curve_above: ["up to {value}", "最高 {value}"],
   ghost: ["Dashed: the run before, with {what}.", "虛線：前一次訓練，{what}。"],
   ghost_now: ["now {value}", "現在是 {value}"],
@@ -482,17 +509,18 @@ const TEXTS = {
     "Nothing pays, so every advantage is 0 and there is nothing to learn from.",
     "什麼都沒有分數，優勢全是 0，沒有東西可學。",
   ],
+  verdict_since: ["Since you changed what pays, at step {step}:", "從第 {step} 步改了給分以後："],
   verdict_more: [
-    "It earns more: {before} points per answer at the start, {after} now.",
+    "It earns more: {before} points per answer before, {after} now.",
     "分數變高了：每個回答從 {before} 分到 {after} 分。",
   ],
   verdict_less: [
-    "It earns less than at the start: {before} points per answer then, {after} now. It hasn't learned what pays.",
-    "分數比一開始低：每個回答從 {before} 分到 {after} 分。它沒有學會什麼有分數。",
+    "It earns less: {before} points per answer before, {after} now. It hasn't learned what pays.",
+    "分數變低了：每個回答從 {before} 分到 {after} 分。它沒有學會什麼有分數。",
   ],
   verdict_same: [
-    "It earns about as much as at the start: {before} points per answer then, {after} now.",
-    "分數和一開始差不多：每個回答從 {before} 分到 {after} 分。",
+    "It earns about the same: {before} points per answer before, {after} now.",
+    "分數差不多：每個回答從 {before} 分到 {after} 分。",
   ],
   verdict_paid: [
     "{what} {moved} from {before} to {after}, and that is what pays.",

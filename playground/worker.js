@@ -64,23 +64,25 @@ const perform = {
   },
 
   /** Draws and grades the answers of a step, and returns the gradient of this worker's share of the loss. */
-  step({ questions, answers, points, seed, step, ...given }) {
+  step({ questions, answers, points, seed, step, temperature, ...given }) {
     const prompts = questions.map(({ tokens, id }) => ({
       tokens: promptOf(tokens),
       randoms: Array.from({ length: answers }, (_, i) => random(seed, step, id, i)),
     }));
-    groups = drawAnswers(rows, models.own, prompts, POLICY);
+    groups = drawAnswers(rows, models.own, prompts, { ...POLICY, temperature });
     const graded = groups.map((group, q) => {
       const texts = group.map((answer) => textOf(answer.tokens, vocabulary));
       const parts = group.map((answer, i) => reward(texts[i], questions[q].gold, points, answer.tokens.length));
       const advantages = groupAdvantage(parts.map(total));
       group.forEach((answer, i) => { answer.advantage = advantages[i]; });
       return group.map((answer, i) => ({
-        text: texts[i], points: parts[i], advantage: advantages[i], length: answer.tokens.length,
+        tokens: answer.tokens, text: texts[i], points: parts[i], advantage: advantages[i], length: answer.tokens.length,
         right: isRight(texts[i], questions[q].gold), form: formatOk(texts[i]),
       }));
     });
-    return { ...perform.gradientOf(given), groups: graded };
+    const { pushes, ...found } = perform.gradientOf({ ...given, temperature });
+    graded.flat().forEach((answer, i) => { answer.pushes = pushes[i]; });
+    return { ...found, groups: graded };
   },
 
   /** The gradient on the answers of the last step again, by the weights that its updates have left. */
@@ -103,10 +105,10 @@ const perform = {
     gradient.numbers.fill(0);
     const reference = { rows: referenceRows, weights: models.start };
     const figures = lossAndGradient(rows, models.own, gradient, scratch, groups, { ...given, reference });
-    return { figures, gradient: gradient.numbers.slice() };
+    return { figures, gradient: gradient.numbers.slice(), pushes: groups.flat().map(({ pushes }) => pushes) };
   },
 
-  /** One update of the weights by the sum of all workers' gradients. Returns the gradient's norm. */
+  /** One update of the weights by the sum of all workers' gradients: { norm, moved }. */
   apply({ gradient, rate }) {
     return update(models.own.numbers, gradient, rate);
   },
