@@ -124,7 +124,7 @@ def wilson(share: float, n: int) -> tuple[float, float]:
 
 
 def rows_for(right: str) -> dict[str, str]:
-    """The metrics that mean something where a right answer is a "number", a "score", an "episode"."""
+    """The metrics that mean something where right is a "number", a "score" or an "episode"."""
     rows = EPISODE_ROWS if right == EPISODE else ROWS
     return {key: name for key, name in rows.items() if right == NUMBER or key != "partial_accuracy"}
 
@@ -155,13 +155,13 @@ def by_source(results: Sequence[Result], right: str = NUMBER) -> list[list[str]]
     split = [result.get("by_data_source") for result in results]
     if not results or not all(split):
         return []
-    keys = [key for key in ("answer_accuracy", "lenient_accuracy", "format_accuracy")]
-    keys = [key for key in keys if key in rows_for(right)]
+    shares = ("answer_accuracy", "lenient_accuracy", "format_accuracy")
+    keys = [key for key in shares if key in rows_for(right)]
 
     def cells(name):
         asked = split[0][name]["questions"]
-        shares = (" to ".join(f"{one[name][key]:.1%}" for one in split) for key in keys)
-        return [name, str(asked), *shares]
+        changes = (" to ".join(f"{one[name][key]:.1%}" for one in split) for key in keys)
+        return [name, str(asked), *changes]
 
     head = ["data_source", "questions", *(rows_for(right)[key] for key in keys)]
     return [head, *map(cells, split[0])]

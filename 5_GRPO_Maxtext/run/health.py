@@ -44,7 +44,7 @@ MISMATCH_CORRECTED = 0.69  # log 2: the average token is then as far off as the 
 SYNCED = 0.9
 MOVED = 0.5  # fall or rise of the reward, in standard deviations within a group at first
 ACCURACY_LOSS = 0.1  # fall of the share of right answers; two standard errors of 128 are less
-BY_HEART = 0.2  # share of right training answers above that of the held-out questions
+BY_HEART = 0.2  # share of right training answers above that of questions it never saw
 # nats per token; as undecided as among four equal tokens, at the first step
 HOT = 1.4
 STILL = 1e-3  # nats per token; a run that ends nearer to the starting model hasn't moved
@@ -159,6 +159,7 @@ FAULTS = (
     ),
     # what can be learned from the questions
     Fault("by_heart", "data", lambda s: s.now.correct >= s.now.held_out_correct + BY_HEART),
+    Fault("by_heart_test", "data", lambda s: s.now.correct >= s.now.test_correct + BY_HEART),
     Fault("solved", "data", lambda s: s.now.zero_variance >= NO_SIGNAL and s.now.correct >= SOLVED),
     # what follows
     Fault(
@@ -207,14 +208,16 @@ def check(
 ) -> dict[str, Sentence]:
     """The faults at the last of these steps: a sentence for each, by name, in the order of FAULTS.
 
-    `rows` are those of `train_log.csv` in step order; the run was `resumed` after that step (0:
+    `rows` are those of `train_log.csv` in step order, the last one with `test_correct` if the model
+    has answered the test questions since; the run was `resumed` after that step (0:
     never). Skips a column that most of them lack, and everything until there are WINDOW rows.
     """
     if len(rows) < WINDOW:
         return {}
     first, now = medians(rows[:1]), medians(rows[-WINDOW:])
-    # with a share of its own per evaluation, not per step
+    # once per evaluation, not per step
     now.held_out_correct = rows[-1].get("held_out_correct", np.nan)
+    now.test_correct = rows[-1].get("test_correct", np.nan)
     # the last steps before it was resumed, while all of the last ones came after it
     earlier = [row for row in rows if row["step"] <= resumed][-WINDOW:]
     seam = medians(earlier if earlier and rows[-WINDOW]["step"] > resumed else [])

@@ -24,11 +24,11 @@ from run.run_files import (
     COUNTED,
     differences,
     meaning,
-    what_is_right,
     read_constants,
     read_lines,
     read_log,
     read_object,
+    what_is_right,
 )
 from settings import HERE, UserError, write_whole
 
@@ -108,7 +108,10 @@ def read(folder: Path) -> SimpleNamespace:
     parts = note.get("parts", [])
     resumed = parts[-1]["done"] if parts else 0
     failed = evaluation.failed(headline)
-    found = (health.first_found if failed else health.check)(log, constants, resumed)
+    judged = list(log)
+    if log and "after" in tests:
+        judged[-1] = log[-1] | {"test_correct": tests["after"]["answer_accuracy"]}
+    found = (health.first_found if failed else health.check)(judged, constants, resumed)
     causes = health.causes(found)
     if not causes and failed and headline[0].parts[0] != "unclear":
         causes = [health.no_cause(log, constants)]
@@ -146,11 +149,12 @@ def read(folder: Path) -> SimpleNamespace:
 
 def with_steps(parts: Sequence[dict[str, Any]], steps: int) -> list[health.Sentence]:
     """Which steps of a resumed run each of its commands did; [] if it wasn't resumed."""
+    if len(parts) < 2:
+        return []
     ends = [part["done"] for part in parts[1:]] + [steps]
     return [
         health.Sentence("part", first=part["done"] + 1, last=end, command=part["command"])
         for part, end in zip(parts, ends, strict=True)
-        if len(parts) > 1
     ]
 
 
