@@ -145,7 +145,11 @@ FAULTS = (
         "reward",
         lambda s: s.raised and s.now.correct < s.first.correct - ACCURACY_LOSS,
     ),
-    Fault("teacher", "teacher", lambda s: s.teacher and s.fallen),
+    Fault(
+        "teacher",
+        "teacher",
+        lambda s: s.teacher and (s.fallen or s.over and s.now.kl >= s.first.kl),
+    ),
     # how large the updates are
     Fault("resumed", "step", lambda s: s.now.reward < s.seam.reward - MOVED * s.seam.reward_std),
     Fault("kl", "step", lambda s: not s.teacher and s.now.kl >= KL_HIGH),

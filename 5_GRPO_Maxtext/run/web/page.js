@@ -129,6 +129,7 @@ function drawCurves() {
   CURVES.forEach(([title, names, meaning, show, most], i) => {
     if (title.startsWith("Reward") && paidDifferently()) return;
     if (title === "Format" && data.right === "episode") return;
+    if (title.startsWith("Right") && data.right === "episode") [title, meaning] = ["Episodes of the step that succeed", "On training questions."];
     if (title.startsWith("KL") && c.TEACHER) [title, meaning] = ["KL to the teacher, nats per token", "How far the model still is from its teacher: it should fall."];
     const lines = linesOf(names);
     if (lines.some(({ values }) => measuredIn(values).length)) drawCurve(tell(title), lines, tell(meaning), show, most, i < 2);
@@ -291,7 +292,7 @@ function drawGroup() {
   const rewards = g.completions.map((a) => a.reward), how = g.graded === false ? null : advantage(g, 0);
   at("group").replaceChildren(
     el("p", { class: "question" }, ...written(g.question)),
-    el("p", {}, tell("right answer: "), el("b", {}, ...(g.answer === null ? [tell("not known")] : written(g.answer))),
+    el("p", {}, rightAnswer(), el("b", {}, ...(g.answer === null ? [tell("not known")] : written(g.answer))),
       ...(new Set(data.groups.map((other) => other.data_source)).size > 1 ? [tell(", data source: "), ...written(g.data_source)] : [])),
     ...(how === null ? [] : [el("p", { class: "math" },
       `${how.name};  R = ${rewards.map(points).join(", ")};  mean = ${number(mean(rewards))}` +
@@ -592,7 +593,7 @@ function listPairs(limit = PAGE) {
     ...verdict({ correct: result.correct[i], correct_lenient: result.correct_lenient[i], format_ok: result.format_ok[i] }).filter(Boolean),
     foldable(result.completions[i], wanted !== "" && result.completions[i].toLowerCase().includes(wanted)));
   at("both_list").replaceChildren(...found.slice(0, state.shown).map((i) => el("div", { class: "pair" },
-    el("div", { class: "question" }, foldable(before.asked[i].question), el("span", { class: "quiet" }, tell("right answer: "), ...written(before.asked[i].answer))),
+    el("div", { class: "question" }, foldable(before.asked[i].question), el("span", { class: "quiet" }, rightAnswer(), ...written(before.asked[i].answer))),
     el("div", { class: "both" }, answer(tell("before"), before, i), answer(tell("after"), after, i)))));
 }
 
@@ -675,13 +676,16 @@ function lookNext() {
   return found.slice(0, MOST);
 }
 
+// What the environment does with its row's ground truth is its own affair: it may be the best return.
+const rightAnswer = () => tell(data.right === "episode" ? "ground truth: " : "right answer: ");
+
 // One test question with its answers before and after training: what the model does now, at first sight.
 function drawExample() {
   at("example").hidden = !data.example;
   if (!data.example) return;
   const [before, after] = data.example;
   at("example").replaceChildren(
-    el("p", { class: "question" }, ...written(before.asked.question), el("span", { class: "quiet" }, tell("right answer: "), ...written(before.asked.answer))),
+    el("p", { class: "question" }, ...written(before.asked.question), el("span", { class: "quiet" }, rightAnswer(), ...written(before.asked.answer))),
     el("div", { class: "both" }, ...[["before", before], ["after", after]].map(([when, one]) => el("div", {}, el("span", { class: "quiet" }, `${tell(when)} `), ...verdict(one).filter(Boolean), foldable(one.completions)))));
 }
 
