@@ -167,6 +167,12 @@ FAULTS = (
     Fault("solved", "data", lambda s: s.now.zero_variance >= NO_SIGNAL and s.now.correct >= SOLVED),
     # what follows
     Fault(
+        "unlearned",
+        "symptom",
+        lambda s: not s.raised and s.now.correct < s.first.correct - ACCURACY_LOSS,
+        symptom=True,
+    ),
+    Fault(
         "format_only",
         "symptom",
         lambda s: (
