@@ -105,6 +105,22 @@ def test_a_broken_run_has_one_cause_and_its_symptoms_are_not_beside_it(name):
     assert set(case.get("symptoms", [])) <= found.keys() - set(said)
 
 
+def test_a_fall_after_a_resume_is_the_resumes_unless_the_run_was_ill_before_it():
+    """Two real logs in one: the steps of a healthy part, then those of a run that goes wrong."""
+    (healthy, constants, _), (ill, _, _) = broken("resumed"), broken("learning_rate")
+    both = [*healthy[:10], *(row | {"step": row["step"] + 10} for row in ill)]
+    constants |= {"NUM_BATCHES": 30}
+    found = health.first_found(both, constants, 10)
+    [line] = health.causes(found)
+    assert line.parts[0] == "resumed" and line.parts[1]["resumed"] == "10"
+    reward = statistics.median(row["reward"] for row in healthy[5:10])
+    assert line.parts[1]["seam.reward:.2f"] == f"{reward:.2f}"
+    assert "resumed" not in health.first_found(both, constants)
+    assert {"resumed", "kl"} & found.keys() - health.first_found(both, constants, 15).keys() == {
+        "resumed"
+    }
+
+
 ALL_LOGS = [*sorted(FOLDER.glob("*.csv")), *sorted(BROKEN.glob("*.csv"))]
 
 

@@ -148,10 +148,16 @@ FAULTS = (
     Fault(
         "teacher",
         "teacher",
-        lambda s: s.teacher and (s.fallen or s.over and s.now.kl >= s.first.kl),
+        lambda s: s.teacher and (s.fallen or (s.over and s.now.kl >= s.first.kl)),
     ),
     # how large the updates are
-    Fault("resumed", "step", lambda s: s.now.reward < s.seam.reward - MOVED * s.seam.reward_std),
+    Fault(
+        "resumed",
+        "step",
+        lambda s: (
+            s.now.reward < s.seam.reward - MOVED * s.seam.reward_std and not s.seam.kl >= KL_HIGH
+        ),
+    ),
     Fault("kl", "step", lambda s: not s.teacher and s.now.kl >= KL_HIGH),
     Fault("worse", "step", lambda s: not s.teacher and s.fallen),
     Fault("clipped", "step", lambda s: s.now.clip_fraction >= CLIPPED),
