@@ -103,6 +103,12 @@ def test_a_broken_run_has_one_cause_and_its_symptoms_are_not_beside_it(name):
     said = [line.parts[0] for line in health.causes(found)]
     assert said == case["causes"]
     assert set(case.get("symptoms", [])) <= found.keys() - set(said)
+    for line in found.values():  # as it was when it first held
+        end = int(line.parts[1]["median"][1]["end"])
+        assert line.parts[0] in health.check(rows[:end], constants, resumed)
+        assert not any(
+            line.parts[0] in health.check(rows[:i], constants, resumed) for i in range(end)
+        )
 
 
 def test_a_fall_after_a_resume_is_the_resumes_unless_the_run_was_ill_before_it():

@@ -126,7 +126,11 @@ def test_the_parts_of_a_resumed_run_have_their_commands_and_steps(run, tmp_path)
     parts = run_folder.parts(note, "second", 3, 8)  # killed before its first checkpoint
     parts = run_folder.parts({"parts": parts}, "third", 3, 8)
     assert parts == run_folder.parts({"parts": parts}, "a look at what's over", 8, 8)
-    (copy / "run.json").write_text(json.dumps(note | {"parts": parts}))
+    shared = {"overlap": [["test", "train", 3, 16]]}  # as the terminal said
+    (copy / "run.json").write_text(json.dumps(note | shared | {"parts": parts}))
+    assert note["overlap"] == [] and page.read(copy).overlap == [
+        "3 of 16 test questions are training questions, too, and flatter the model."
+    ]
     said = [str(line) for line in page.read(copy).parts]
     assert said == [f"Steps 1 to 3: {note['command']}", "Steps 4 to 8: third"]
 
