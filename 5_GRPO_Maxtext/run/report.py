@@ -17,7 +17,7 @@ from etils import epath
 import settings
 from run import evaluation, page
 from run.evaluation import Result
-from run.plain_text import fenced, table_cell
+from run.plain_text import escape_controls, fenced, table_cell
 from run.run_folder import RunFolder
 from task import questions
 
@@ -144,7 +144,7 @@ def write(c, folder: RunFolder, source: str) -> None:
         if read.health
         else "Health: nothing to report.",
     )
-    text = "\n\n".join(part for part in parts if part)
+    text = escape_controls("\n\n".join(part for part in parts if part))
     (logs / "report.md").write_text(
         f"# GRPO: before and after\n\n`{read.command}`\n\nmodel `{c.MODEL}`, test questions: "
         f"{source}, seed {c.SEED}\n\n{text}\n"

@@ -119,7 +119,7 @@ def what_is_right(constants: Mapping[str, Any], asked: Sequence[Mapping[str, Any
     a "score" of 1 by compute_score, or an "episode" that its environment ends well.
     """
     names = list(filter(None, names_in(constants.get("REWARDS", ""))))
-    others = any(row["data_source"] != "gsm8k" for row in asked)
+    others = any(row.get("data_source", "gsm8k") != "gsm8k" for row in asked)
     if constants.get("ENVIRONMENT") and names in ([], ["episode_return"]):
         return "episode"
     if "compute_score" in names if names else constants.get("REWARD_FUNC") or others:
