@@ -410,7 +410,10 @@ def test_the_top_says_what_came_of_it_and_where_to_look_next(run, show, tmp_path
     assert one(driver, "h1").text == driver.title and "% right" in driver.title
     counts = f"{16 - lost} of 16 test questions turned right, {lost} turned wrong"
     assert one(driver, "#reasons").text.startswith(counts)
-    assert any("the KL to the starting model is" in text for text in texts(driver, "#look_list a"))
+    assert any(
+        "the KL to the starting model is" in text
+        for text in texts(driver, "#change a, #look_list a")
+    )
     driver.find_element(By.PARTIAL_LINK_TEXT, f"wrong after training: {lost} of 16 ").click()
     WebDriverWait(driver, 20).until(lambda d: len(find(d, ".pair")) == lost)
     place = "return arguments[0].getBoundingClientRect().top"

@@ -4,10 +4,13 @@ The logs are in golden/health. `make test-slow` does the runs again, and with HE
 their logs.
 """
 
+import csv
 import json
+import math
 import os
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 import tomllib
@@ -24,6 +27,7 @@ from task.run_grader import COURSE_REWARDS
 from tools import show_run
 
 FOLDER = Path(__file__).parent / "golden" / "health"
+BROKEN = FOLDER.parent / "broken"
 
 
 def spoil(name, patch):
@@ -50,6 +54,7 @@ def spoil(name, patch):
 
 
 CONSTANTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+CAUSES = CONSTANTS.pop("broken")
 HEALTHY = ("healthy", "rloo")
 ILL = [name for name in CONSTANTS if name not in HEALTHY]
 
@@ -77,10 +82,78 @@ def test_a_spoilt_run_is_named_with_its_cause_and_the_constant_to_turn(name):
         f"step {i}: {found[i][kind]}" for i, kind in began
     ]
     line = [now[name] for now in found if name in now][-1]
-    turned = re.findall(r"\b([A-Z][A-Z_0-9]+)=([^\s,;)]+)", line)
+    turned = re.findall(r"\b([A-Z][A-Z_0-9]+)=([^\s,;:)]+)", line)
     assert (
         "\n" not in line and turned and all(str(constants[name]) == value for name, value in turned)
     )
+
+
+def broken(name):
+    """Log and constants of a run in golden/broken; its log ends with the test after training."""
+    rows = read_log(BROKEN / f"{name}.csv")
+    constants = json.loads((BROKEN / f"{name}.json").read_text())
+    rows[-1]["test_correct"] = constants.pop("test_correct")
+    return rows, constants, CAUSES[name].get("resumed", 0)
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_a_broken_run_has_one_cause_and_its_symptoms_are_not_beside_it(name):
+    case, (rows, constants, resumed) = CAUSES[name], broken(name)
+    found = health.first_found(rows, constants, resumed)
+    said = [line.parts[0] for line in health.causes(found)]
+    assert said == case["causes"]
+    assert set(case.get("symptoms", [])) <= found.keys() - set(said)
+    for line in found.values():  # as it was when it first held
+        end = int(line.parts[1]["median"][1]["end"])
+        assert line.parts[0] in health.check(rows[:end], constants, resumed)
+        assert not any(
+            line.parts[0] in health.check(rows[:i], constants, resumed) for i in range(end)
+        )
+
+
+def test_a_fall_after_a_resume_is_the_resumes_unless_the_run_was_ill_before_it():
+    """Two real logs in one: the steps of a healthy part, then those of a run that goes wrong."""
+    (healthy, constants, _), (ill, _, _) = broken("resumed"), broken("learning_rate")
+    both = [*healthy[:10], *(row | {"step": row["step"] + 10} for row in ill)]
+    constants |= {"NUM_BATCHES": 30}
+    found = health.first_found(both, constants, 10)
+    [line] = health.causes(found)
+    assert line.parts[0] == "resumed" and line.parts[1]["resumed"] == "10"
+    reward = statistics.median(row["reward"] for row in healthy[5:10])
+    assert line.parts[1]["seam.reward:.2f"] == f"{reward:.2f}"
+    assert "resumed" not in health.first_found(both, constants)
+    assert {"resumed", "kl"} & found.keys() - health.first_found(both, constants, 15).keys() == {
+        "resumed"
+    }
+
+
+ALL_LOGS = [*sorted(FOLDER.glob("*.csv")), *sorted(BROKEN.glob("*.csv"))]
+
+
+@pytest.mark.parametrize("path", ALL_LOGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_every_number_of_a_line_is_the_logs(path):
+    """By another reader of CSV and another median; a number that isn't in the log is no metric."""
+    with open(path, newline="") as file:
+        table = {int(float(row["step"])): row for row in csv.DictReader(file)}
+    constants = json.loads(path.with_suffix(".json").read_text())
+    rows, seam = read_log(path), CAUSES.get(path.stem, {}).get("resumed", 0)
+    rows[-1]["test_correct"] = constants.pop("test_correct", math.nan)
+    for i in range(len(rows) + 1):
+        for line in health.check(rows[:i], constants, seam).values():
+            values = line.parts[1]
+            ends = values["median"][1]
+            steps = [step for step in table if int(ends["begin"]) <= step <= int(ends["end"])]
+            assert len(steps) == 5 and steps[-1] == rows[i - 1]["step"]
+            before = [step for step in table if step <= seam][-5:]
+            for place, text in values.items():
+                when, _, column = place.partition(":")[0].partition(".")
+                if not column or column == "test_correct":
+                    continue
+                asked = {"now": steps, "first": [1], "seam": before}[when]
+                asked = steps[-1:] if column == "held_out_correct" else asked
+                numbers = [float(table[step][column]) for step in asked]
+                median = statistics.median(x for x in numbers if not math.isnan(x))
+                assert text == format(median, place.partition(":")[2]), (line, place)
 
 
 def test_what_is_not_limited_or_corrected_is_not_judged():
@@ -127,7 +200,8 @@ def test_too_few_steps_and_missing_metrics_are_not_judged():
     assert health.check(rows[: health.WINDOW - 1], constants) == {} == health.check([], constants)
     assert "alike" in health.check(rows[: health.WINDOW], constants)
     assert health.check([{"step": row["step"]} for row in rows], constants) == {}
-    assert health.check([row | dict.fromkeys(row, float("nan")) for row in rows], constants) == {}
+    unknown = [dict.fromkeys(row, float("nan")) | {"step": row["step"]} for row in rows]
+    assert health.check(unknown, constants) == {}
     rows, constants = log("kl")  # a step whose answers are all masked has no KL
 
     def without(*last):

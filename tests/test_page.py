@@ -20,8 +20,8 @@ from hostile import HOSTILE
 from short_runs import SHORT, saved_steps
 from test_health import FOLDER
 
-from run import answers, evaluation, page
-from run.run_files import GRADERS
+from run import answers, evaluation, page, run_folder
+from run.run_files import GRADERS, what_is_right
 from settings import HERE, UserError
 from tools import show_run
 
@@ -101,10 +101,11 @@ def test_the_report_names_the_best_evaluation_which_is_the_first_of_the_highest(
         e for e in answers.read_lines(run / "evaluations.jsonl") if e["step"] in saved_steps(run)
     ]
     best = max(kept, key=lambda e: (e["answer_accuracy"], e["lenient_accuracy"]))["step"]
-    words = f"Best on the 8 held-out questions: step {best}, "
-    assert f"Of the checkpoints kept in run: {words}" in (run / "report.md").read_text()
-    [[name, values]] = data_of(run / "report.html")["notes"]
-    assert (name, values["best[step]"]) == ("best", str(best))
+    name, values = data_of(run / "report.html")["best"]
+    steps = ", ".join(map(str, saved_steps(run)))
+    assert values["steps"] == steps and name in ("best", "best_not_kept")
+    assert values["kept[step]" if name == "best_not_kept" else "best[step]"] == str(best)
+    assert (run / "report.md").read_text().count("Best on the 8 held-out questions: step ") == 1
 
     shares = ((0.5, 0.9), (0.75, 0.8), (0.75, 0.9), (0.75, 0.9), (0.7, 1.0))
     results = [
@@ -112,7 +113,49 @@ def test_the_report_names_the_best_evaluation_which_is_the_first_of_the_highest(
         for i, (right, lenient) in enumerate(shares, 1)
     ]
     words = "step 75, 75.0% right, 90.0% by the last number (last: step 125: 70.0%, 100.0%)"
-    assert words in evaluation.best(results)
+    assert words in evaluation.best(results, [75, 125]) and words in evaluation.best(results, [125])
+    said = evaluation.best(results, [50, 125]).parts
+    assert said[0] == "best_not_kept" and said[1]["kept[step]"] == "50"
+    assert evaluation.best(results, []) is None
+
+
+def test_the_parts_of_a_resumed_run_have_their_commands_and_steps(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "resumed", ignore=SMALL)
+    note = json.loads((copy / "run.json").read_text())
+    assert note["parts"] == [{"command": note["command"], "done": 0}]
+    parts = run_folder.parts(note, "second", 3, 8)  # killed before its first checkpoint
+    parts = run_folder.parts({"parts": parts}, "third", 3, 8)
+    assert parts == run_folder.parts({"parts": parts}, "a look at what's over", 8, 8)
+    shared = {"overlap": [["test", "train", 3, 16]]}  # as the terminal said
+    (copy / "run.json").write_text(json.dumps(note | shared | {"parts": parts}))
+    assert note["overlap"] == [] and page.read(copy).overlap == [
+        "3 of 16 test questions are training questions, too, and flatter the model."
+    ]
+    said = [str(line) for line in page.read(copy).parts]
+    assert said == [f"Steps 1 to 3: {note['command']}", "Steps 4 to 8: third"]
+
+
+RIGHT = [  # constants, and what a right answer is; which rows its table and which reasons it has
+    ({}, "number", {"answers right", "within 10 %"}, ["turned", "only_form"]),
+    ({"REWARD_FUNC": "own.py"}, "score", {"answers right", "right by the last number"}, ["turned"]),
+    ({"ENVIRONMENT": "world.py"}, "episode", {"episodes that succeed"}, ["turned"]),
+]
+
+
+@pytest.mark.parametrize(("constants", "right", "rows", "reasons"), RIGHT)
+def test_the_words_are_those_of_the_task(run, tmp_path, constants, right, rows, reasons):
+    before, after = (result(n) | {"questions": 20, "partial_accuracy": 0.5} for n in (5, 15))
+    assert what_is_right(constants, [{"data_source": "gsm8k"}]) == right
+    shown = {name for name, *_ in evaluation.comparison([before, after], right)}
+    assert rows <= shown and ("within 10 %" in shown) == (right == "number")
+    assert ("format right" in shown) == (right != "episode")
+    assert [line.parts[0] for line in evaluation.reasons(before, after, right)] == reasons
+
+
+def test_the_example_is_one_whose_answer_turned_as_most_did():
+    up, down = result(15), result(5)
+    assert evaluation.example(down, up) == 5 and evaluation.example(up, down) == 5
+    assert evaluation.example(up, up) == 0
 
 
 def test_only_the_pages_own_script_may_run(run):
@@ -180,7 +223,7 @@ def test_a_run_that_is_still_going_has_a_page_too(run, tmp_path):
     evaluations = (run / "evaluations.jsonl").read_text()
     (tmp_path / "evaluations.jsonl").write_text(evaluations.splitlines()[0] + "\n")
     # the one before training is not called the best
-    assert data_of(page.write(tmp_path))["notes"] == []
+    assert data_of(page.write(tmp_path))["best"] is None
     (tmp_path / "evaluations.jsonl").write_text(evaluations)
     rows = (run / "train_log.csv").read_text().splitlines(keepends=True)
     (tmp_path / "train_log.csv").write_text("".join(rows[:4]))  # a kill has cost the row of step 4

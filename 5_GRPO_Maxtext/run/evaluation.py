@@ -18,6 +18,8 @@ from task.questions import GRADED
 type Result = Mapping[str, Any]  # of an evaluation
 
 SEEN = 0.05  # if the share of right answers never gets there, the reward was for something else
+# what a right answer is: `run_files.what_is_right`
+EPISODE, NUMBER = "episode", "number"
 ROWS = {  # of the table: metrics and their descriptions
     "answer_accuracy": "answers right",
     "lenient_accuracy": "right by the last number",
@@ -28,6 +30,12 @@ ROWS = {  # of the table: metrics and their descriptions
     "greedy_format_accuracy": "greedy: format right",
     "cut_off": "cut off at the limit",
     "mean_score": "mean score",
+    "completion_length": "mean length, tokens",
+}
+EPISODE_ROWS = {  # of episodes that only their environment rewards
+    "answer_accuracy": "episodes that succeed",
+    "greedy_answer_accuracy": "greedy: episodes that succeed",
+    "cut_off": "cut off at the limit",
     "completion_length": "mean length, tokens",
 }
 HELD_OUT = {  # columns: figures of `evaluate`, on rows where a step ends with one
@@ -115,7 +123,13 @@ def wilson(share: float, n: int) -> tuple[float, float]:
     return tuple(map(float, binomtest(round(share * n), n).proportion_ci(0.95, "wilson")))
 
 
-def comparison(results: Sequence[Result]) -> list[list[str]]:
+def rows_for(right: str) -> dict[str, str]:
+    """The metrics that mean something where right is a "number", a "score" or an "episode"."""
+    rows = EPISODE_ROWS if right == EPISODE else ROWS
+    return {key: name for key, name in rows.items() if right == NUMBER or key != "partial_accuracy"}
+
+
+def comparison(results: Sequence[Result], right: str = NUMBER) -> list[list[str]]:
     """Rows of a table: a metric's name, and its value in each of `results`; shares with 95 %
     intervals.
     """
@@ -126,8 +140,31 @@ def comparison(results: Sequence[Result]) -> list[list[str]]:
         low, high = wilson(result[key], result["questions"])
         return f"{result[key]:.1%} ({low:.1%} to {high:.1%})"
 
-    known = [key for key in ROWS if all(key in result for result in results)]
-    return [[ROWS[key], *(cell(key, result) for result in results)] for key in known]
+    return [
+        [name, *(cell(key, result) for result in results)]
+        for key, name in rows_for(right).items()
+        if all(key in result for result in results)
+    ]
+
+
+def by_source(results: Sequence[Result], right: str = NUMBER) -> list[list[str]]:
+    """Rows of a table of the same shares by data_source; the first row has the columns' names.
+
+    Empty where there's only one source.
+    """
+    split = [result.get("by_data_source") for result in results]
+    if not results or not all(split):
+        return []
+    shares = ("answer_accuracy", "lenient_accuracy", "format_accuracy")
+    keys = [key for key in shares if key in rows_for(right)]
+
+    def cells(name):
+        asked = split[0][name]["questions"]
+        changes = (" to ".join(f"{one[name][key]:.1%}" for one in split) for key in keys)
+        return [name, str(asked), *changes]
+
+    head = ["data_source", "questions", *(rows_for(right)[key] for key in keys)]
+    return [head, *map(cells, split[0])]
 
 
 def measured(results: Sequence[Result]) -> tuple[str, str]:
@@ -153,7 +190,9 @@ def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> tuple[int, int, in
     return right, wrong, (1 if right > wrong else -1) if clear else 0
 
 
-def headline(tests: Sequence[Result], evaluations: Sequence[Result], steps: int) -> list[Sentence]:
+def headline(
+    tests: Sequence[Result], evaluations: Sequence[Result], steps: int, right: str = NUMBER
+) -> list[Sentence]:
     """Did it work? `tests` are the results before training and, once the run is over, after it."""
     over = len(tests) == 2
     sentences = [] if over else [Sentence("not_over", steps=steps)]
@@ -161,13 +200,17 @@ def headline(tests: Sequence[Result], evaluations: Sequence[Result], steps: int)
         return sentences
     before, after = tests if over else (evaluations[0], evaluations[-1])
     name, key = measured((before, after))
-    right, _, sign = mcnemar(before[name], after[name])
+    gained, _, sign = mcnemar(before[name], after[name])
     verdict = (
-        "worked" if sign > 0 else "got_worse" if sign < 0 else "unclear" if right else "no_gain"
+        "worked" if sign > 0 else "got_worse" if sign < 0 else "unclear" if gained else "no_gain"
     )
-    right = Sentence(key, before=before[key], after=after[key])  # "35% to 99% right"
-    sentences += [Sentence(verdict if over else "so_far", change=right)]
-    if name == "correct" and mcnemar(before["format_ok"], after["format_ok"])[2]:
+    change = Sentence(key, before=before[key], after=after[key])  # "35% to 99% right"
+    sentences += [Sentence(verdict if over else "so_far", change=change)]
+    if (
+        right != EPISODE
+        and name == "correct"
+        and mcnemar(before["format_ok"], after["format_ok"])[2]
+    ):
         shares = before["format_accuracy"], after["format_accuracy"]
         sentences += [Sentence("format_change", before=shares[0], after=shares[1])]
     apart = [i for i, one in enumerate(evaluations) if mcnemar(one[name], evaluations[-1][name])[2]]
@@ -177,19 +220,33 @@ def headline(tests: Sequence[Result], evaluations: Sequence[Result], steps: int)
     return sentences
 
 
-def reasons(before: Result, after: Result) -> list[Sentence]:
-    """Where the change comes from, as far as we can count it."""
+def failed(headline: Sequence[Sentence]) -> bool:
+    """Whether it says that the run is over and didn't work."""
+    return any(line.parts[0] in ("got_worse", "unclear", "no_gain") for line in headline)
+
+
+def example(before: Result, after: Result) -> int:
+    """The first question that turned right, or wrong where more turned wrong; else the first."""
     name, _ = measured((before, after))
     right, wrong, _ = mcnemar(before[name], after[name])
-    sentences = [Sentence("turned", right=right, wrong=wrong, all=len(before[name]))]
+    sides = list(zip(before[name], after[name], strict=True))
+    turned = (False, True) if right >= wrong else (True, False)
+    return sides.index(turned) if turned in sides else 0
+
+
+def reasons(before: Result, after: Result, right: str = NUMBER) -> list[Sentence]:
+    """Where the change comes from, as far as we can count it."""
+    name, _ = measured((before, after))
+    gained, wrong, _ = mcnemar(before[name], after[name])
+    sentences = [Sentence("turned", right=gained, wrong=wrong, all=len(before[name]))]
     had_it = zip(before["correct"], after["correct"], before["correct_lenient"], strict=True)
-    if name == "correct" and right:
+    if right == NUMBER and name == "correct" and gained:
         form = sum(new > old and number for old, new, number in had_it)
-        sentences += [Sentence("only_form", form=form, rest=right - form)]
+        sentences += [Sentence("only_form", form=form, rest=gained - form)]
     return sentences
 
 
-def dips(evaluations: Sequence[Result]) -> list[tuple[int, bool, Sentence]]:
+def dips(evaluations: Sequence[Result], task: str = NUMBER) -> list[tuple[int, bool, Sentence]]:
     """Each drop of the held-out curve: its step, whether it's clear, and a description."""
     drops = []
     name, key = measured(evaluations)
@@ -200,18 +257,27 @@ def dips(evaluations: Sequence[Result]) -> list[tuple[int, bool, Sentence]]:
                 a > b and number
                 for a, b, number in zip(old[name], new[name], new["correct_lenient"])
             )
-            dip = Sentence("dip", step=new["step"], wrong=wrong, form=form, right=right)
+            words = "dip" if task == NUMBER else "dip_only"
+            dip = Sentence(words, step=new["step"], wrong=wrong, form=form, right=right)
             drops += [(new["step"], sign < 0, dip)]
     return drops
 
 
-def best(evaluations: Sequence[Result]) -> Sentence | None:
-    """The evaluation during training with the most right answers, in a sentence, or None."""
-    if not evaluations:
+def best(evaluations: Sequence[Result], kept: Sequence[int]) -> Sentence | None:
+    """The evaluation during training with the most right answers, and the best of the checkpoints
+    that were `kept`, in a sentence; None without either.
+    """
+
+    def most_right(some):  # the first
+        return max(some, key=lambda e: (e["answer_accuracy"], e["lenient_accuracy"]))
+
+    evaluations = [one for one in evaluations if one["step"]]  # not the one before training
+    if not (there := [one for one in evaluations if one["step"] in kept]):
         return None
-    # the first
-    most_right = max(evaluations, key=lambda e: (e["answer_accuracy"], e["lenient_accuracy"]))
-    return Sentence("best", best=most_right, last=evaluations[-1])
+    steps = ", ".join(map(str, kept))
+    found = {"best": most_right(evaluations), "kept": most_right(there), "steps": steps}
+    name = "best" if found["best"] is found["kept"] else "best_not_kept"
+    return Sentence(name, last=evaluations[-1], **found)
 
 
 def between(names: Sequence[str], after: Sequence[Result]) -> Sentence:

@@ -29,6 +29,7 @@ from run.run_files import (
     read_lines,
     read_log,
     read_object,
+    what_is_right,
 )
 from settings import HERE, UserError, write_whole
 
@@ -110,6 +111,18 @@ def read(folder: Path) -> SimpleNamespace:
         for results in (tests.values(), evaluations)
     ]
     columns = with_evaluations(log, evaluations)
+    right = what_is_right(constants, asked[0] or asked[1])
+    headline = evaluation.headline(list(tests.values()), evaluations, len(log), right)
+    parts = note.get("parts", [])
+    resumed = parts[-1]["done"] if parts else 0
+    failed = evaluation.failed(headline)
+    judged = list(log)
+    if log and "after" in tests:
+        judged[-1] = log[-1] | {"test_correct": tests["after"]["answer_accuracy"]}
+    found = (health.first_found if failed else health.check)(judged, constants, resumed)
+    causes = health.causes(found)
+    if not causes and failed and headline[0].parts[0] != "unclear":
+        causes = [health.no_cause(log, constants)]
     intervals = {
         name: [
             None if share is None else evaluation.wilson(share, len(asked[1]))
@@ -127,10 +140,30 @@ def read(folder: Path) -> SimpleNamespace:
         asked=asked,
         command=note.get("command", "(command lost)"),
         identity=note.get("identity", {}),
-        headline=evaluation.headline(list(tests.values()), evaluations, len(log)),
-        health=list(health.history(log, constants)),
+        headline=headline,
+        right=right,
+        parts=with_steps(parts, len(log)),
+        overlap=[
+            health.Sentence(f"overlap_{use}_{other}", count=count, all=total)
+            for use, other, count, total in note.get("overlap", [])
+        ],
+        best=evaluation.best(evaluations, note.get("kept", [])),
+        failed=failed,
+        causes=causes,
+        health=list(health.history(log, constants, resumed)),
         curves={"columns": columns, "intervals": intervals},
     )
+
+
+def with_steps(parts: Sequence[dict[str, Any]], steps: int) -> list[health.Sentence]:
+    """Which steps of a resumed run each of its commands did; [] if it wasn't resumed."""
+    if len(parts) < 2:
+        return []
+    ends = [part["done"] for part in parts[1:]] + [steps]
+    return [
+        health.Sentence("part", first=part["done"] + 1, last=end, command=part["command"])
+        for part, end in zip(parts, ends, strict=True)
+    ]
 
 
 def run_data(run: SimpleNamespace) -> dict[str, Any]:
@@ -140,8 +173,9 @@ def run_data(run: SimpleNamespace) -> dict[str, Any]:
     questions, *shown = fewer_questions(
         [{"asked": asked}, *({name: e[name] for name in PER_EVALUATION} for e in evaluations)]
     )
+    reasons = evaluation.reasons(*tests, run.right) if len(tests) == 2 else []
+    dips = evaluation.dips(evaluations, run.right)
     both = fewer_questions([{name: test[name] for name in PER_TEST} for test in tests])
-    best = evaluation.best([e for e in evaluations if e["step"]])  # not the one before training
     data = {
         "kind": "run",
         "folder": str(run.folder),
@@ -149,13 +183,18 @@ def run_data(run: SimpleNamespace) -> dict[str, Any]:
         "constants": constants,
         "command": run.command,
         "headline": [line.parts for line in run.headline],
-        "reasons": [line.parts for line in evaluation.reasons(*tests)] if len(tests) == 2 else [],
-        "dips": [[step, clear, words.parts] for step, clear, words in evaluation.dips(evaluations)],
+        "right": run.right,
+        "reasons": [line.parts for line in reasons],
+        "dips": [[step, clear, words.parts] for step, clear, words in dips],
         "summary": {
             "header": list(run.tests),
-            "rows": evaluation.comparison(tests) if tests else [],
+            "rows": evaluation.comparison(tests, run.right),
+            "sources": evaluation.by_source(tests, run.right),
         },
-        "notes": [best.parts] if best else [],
+        "notes": [line.parts for line in [*run.overlap, *run.parts]],
+        "best": run.best and run.best.parts,
+        "failed": run.failed,
+        "causes": [line.parts for line in run.causes],
         "health": [line.parts for line in run.health],
         "compared": True,
         "evaluations": shown,
@@ -164,6 +203,8 @@ def run_data(run: SimpleNamespace) -> dict[str, Any]:
     } | run.curves
     if len(tests) == 2:
         data |= dict(zip(run.tests, both)) | {"cut_off": tests[1]["cut_off"]}
+        i = evaluation.example(*tests)
+        data["example"] = [{name: test[name][i] for name in PER_TEST} for test in tests]
     draw = None
     if constants.get("ENVIRONMENT"):
         from task import turns  # needs jax, which takes a second to import
@@ -224,7 +265,7 @@ def compare_data(*runs: SimpleNamespace) -> dict[str, Any]:
         "headline": [line.parts for line in headline],
         "reasons": [["one_run_each", {}]]
         + [["differ", {"names": ", ".join(differ)}]] * bool(differ),
-        "summary": {"header": names, "rows": evaluation.comparison(after) if over else []},
+        "summary": {"header": names, "rows": evaluation.comparison(after, runs[0].right)},
         "runs": [run.curves | {"constants": run.constants} for run in runs],
         "groups": [],
     }

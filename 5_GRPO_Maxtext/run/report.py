@@ -15,9 +15,9 @@ import psutil
 from etils import epath
 
 import settings
-from run import checkpoints, evaluation, page
+from run import evaluation, page
 from run.evaluation import Result
-from run.plain_text import fenced, table_cell
+from run.plain_text import escape_controls, fenced, table_cell
 from run.run_folder import RunFolder
 from task import questions
 
@@ -74,35 +74,23 @@ def table(head: Sequence[str], *rows: Sequence[Any]) -> str:
     return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
-def comparison_table(before: Result, after: Result, eval_config: str) -> str:
-    """The metrics before and after training, shares with 95 % Wilson intervals."""
+def comparison_table(before: Result, after: Result, eval_config: str, right: str) -> str:
+    """The metrics before and after training, shares with 95 % Wilson intervals; `right` as in
+    `evaluation.rows_for`.
+    """
     head = f"{before['questions']} questions, {table_cell(eval_config)} sampling", "before", "after"
-    return table(head, *evaluation.comparison([before, after]))
+    return table(head, *evaluation.comparison([before, after], right))
 
 
-def data_source_table(before: Result, after: Result) -> str:
+def data_source_table(before: Result, after: Result, right: str = evaluation.NUMBER) -> str:
     """The same by data_source, without intervals; empty where there is only one."""
-    if "by_data_source" not in before:
-        return ""
-    shares = ("answer_accuracy", "lenient_accuracy", "format_accuracy")
-    pairs = [
-        (name, old, after["by_data_source"][name]) for name, old in before["by_data_source"].items()
-    ]
-    rows = [
-        (
-            table_cell(name),
-            old["questions"],
-            *(f"{old[key]:.1%} to {new[key]:.1%}" for key in shares),
-        )
-        for name, old, new in pairs
-    ]
-    return table(("data_source", "questions", *(evaluation.ROWS[key] for key in shares)), *rows)
+    rows = [list(map(table_cell, cells)) for cells in evaluation.by_source([before, after], right)]
+    return table(*rows) if rows else ""
 
 
 def example(before: Result, after: Result) -> str:
-    """The answers to the first question whose answer turned right, else to the first question."""
-    sides = list(zip(before["correct"], after["correct"], strict=True))
-    i = sides.index((False, True)) if (False, True) in sides else 0
+    """A question with its answers before and after, the page's."""
+    i = evaluation.example(before, after)
     asked = before["asked"][i]
     return fenced(
         f"question: {asked['question']}\nright answer: {asked['answer']}\n"
@@ -145,18 +133,24 @@ def write_from_files(c, folder: RunFolder, source: str) -> None:
             f"{last['reward_std']:.2f} within a group, KL {kl}, groups without signal "
             f"{last['zero_variance']:.0%}, {last['length']:.1f} tokens per answer"
         )
-    saved = checkpoints.saved(folder.checkpoints)
-    best = evaluation.best([result for result in read.evaluations if result["step"] in saved])
+    first, *others = read.causes or [""]
     parts = (
-        f"**{'; '.join(read.headline)}.** {' '.join(evaluation.reasons(before, after))}",
-        comparison_table(before, after, c.EVAL_CONFIG),
-        data_source_table(before, after),
+        f"**{'; '.join(read.headline)}.**",
+        f"**{first}.**" if read.failed and first else "",
+        " ".join([*evaluation.reasons(before, after, read.right), *read.overlap]),
         example(before, after),
+        "\n".join(f"- {line}" for line in (others if read.failed else read.causes)),
+        comparison_table(before, after, c.EVAL_CONFIG, read.right),
+        data_source_table(before, after, read.right),
         training,
-        f"Of the checkpoints kept in {folder.path}: {best}" if best else "",
-        "\n".join(f"- {line}" for line in read.health) or "Health: nothing to report.",
+        read.best or "",
+        "\n".join(f"- {line}" for line in read.parts),
+        "Every health line, at the step where it first held:\n\n"
+        + "\n".join(f"- {line}" for line in read.health)
+        if read.health
+        else "Health: nothing to report.",
     )
-    text = "\n\n".join(part for part in parts if part)
+    text = escape_controls("\n\n".join(part for part in parts if part))
     settings.write_whole(
         logs / "report.md",
         f"# GRPO: before and after\n\n`{read.command}`\n\nmodel `{c.MODEL}`, test questions: "

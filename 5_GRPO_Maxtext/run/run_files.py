@@ -132,6 +132,19 @@ GRADERS = "the graders in task/"  # in an identity
 COUNTED = "questions", "EVAL_CONFIG", "REWARDS and REWARD_FUNC", "ENVIRONMENT"
 
 
+def what_is_right(constants: Mapping[str, Any], asked: Sequence[Mapping[str, Any]]) -> str:
+    """What the run's rewards count as right, as `Grader.score` decides: the "number" in the answer,
+    a "score" of 1 by compute_score, or an "episode" that its environment ends well.
+    """
+    names = list(filter(None, names_in(constants.get("REWARDS", ""))))
+    others = any(row.get("data_source", "gsm8k") != "gsm8k" for row in asked)
+    if constants.get("ENVIRONMENT") and names in ([], ["episode_return"]):
+        return "episode"
+    if "compute_score" in names if names else constants.get("REWARD_FUNC") or others:
+        return "score"
+    return "number"
+
+
 def meaning(
     constants: Mapping[str, Any], identity: Mapping[str, str], asked: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
@@ -141,12 +154,8 @@ def meaning(
     `asked` are the questions, as in its evaluations.
     """
     c, names = constants, list(filter(None, names_in(constants.get("REWARDS", ""))))
-    others = any(row["data_source"] != "gsm8k" for row in asked)
-    by_task = "compute_score" in names if names else c.get("REWARD_FUNC") or others
-    right = "the number in the answer"  # as `Grader.score` decides
-    if c.get("ENVIRONMENT") and names in ([], ["episode_return"]):
-        right = "the environment"
-    elif by_task:
+    right = what_is_right(constants, asked)
+    if right == "score":
         right = identity.get("REWARD_FUNC") or c.get("REWARD_FUNC") or "compute_score"
     think = not WANT_THINK_TAGS.isdisjoint(names)
     prompt = c["TEMPLATE"].replace("{system_prompt}", c["SYSTEM_PROMPT"])

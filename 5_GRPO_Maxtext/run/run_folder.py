@@ -1,9 +1,10 @@
 """The folder of a run: its constants, its lock, the evaluations before and after training.
 
 constants.json has the constants, MODEL with the hub's commit; a resumed run must match them.
-run.json has the run's number, command and identity (below), its newest checkpoint, and when that
-was noted. before.json and after.json are the evaluations. With CHECKPOINT_DIR the files are also
-copied there before each checkpoint, so a run survives the loss of its machine.
+run.json has the run's number, command and identity (below), its newest checkpoint and when that was
+noted, the checkpoints it keeps, its parts (each start's command, and the steps done before it), and
+which sets share questions. before.json and after.json are the evaluations. With CHECKPOINT_DIR the
+files are also copied there before each checkpoint, so a run survives the loss of its machine.
 """
 
 import ast
@@ -55,7 +56,7 @@ class RunFolder:
         steps, note = checkpoints.saved(self.checkpoints), read_object(self.logs / "run.json") or {}
         if steps and steps[-1] != note.get("saved"):
             note |= {"saved": steps[-1], "saved_at": time.time()}
-        note |= {"RUN_DIR": str(self.path)} | more
+        note |= {"RUN_DIR": str(self.path), "kept": steps} | more
         settings.write_whole(self.logs / "run.json", json.dumps(note) + "\n")
         if self.checkpoints != checkpoints.root_of_run("", self.path):
             checkpoints.copy_files(self.logs, self.copy, again=True)
@@ -110,6 +111,7 @@ def open_folder(c, arguments: Sequence[str] = ()) -> Iterator[RunFolder]:
     """
     path = Path(c.RUN_DIR) if c.RUN_DIR else new_folder("grpo_llama3_1_8b_demo")
     logs = path if devices.is_first() else path / f"host_{jax.process_index()}"
+    command = shlex.join(["python", "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py", *arguments])
     with contextlib.ExitStack() as stack:
         named = f"RUN_DIR={path}"
         try:
@@ -131,9 +133,6 @@ def open_folder(c, arguments: Sequence[str] = ()) -> Iterator[RunFolder]:
                 if steps or (logs / "before.json").exists():
                     lost = "the constants.json of the run in it is lost; put it back"
                     raise UserError(f"RUN_DIR={path}: {lost}, or choose another RUN_DIR")
-                command = shlex.join(
-                    ["python", "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py", *arguments]
-                )
                 note = {"run_id": secrets.token_hex(8), "command": command}
                 settings.write_whole(logs / "run.json", json.dumps(note) + "\n")
                 settings.write_whole(
@@ -170,12 +169,23 @@ def open_folder(c, arguments: Sequence[str] = ()) -> Iterator[RunFolder]:
             settings.write_whole(logs / "constants.json", json.dumps(saved, indent=1) + "\n")
         # What Orbax refuses, it refuses now, not after the first evaluation.
         checkpoints.open_manager(folder.checkpoints).close()
-        folder.keep()
+        folder.keep(parts=parts(note, command, folder.done, c.NUM_BATCHES))
         try:
             with process.full_disk(path):
                 yield folder
         except KeyboardInterrupt:
             raise settings.Stopped(path) from None
+
+
+def parts(note: Mapping[str, Any], command: str, done: int, steps: int) -> list[dict[str, Any]]:
+    """The parts of a run in its `note` and, unless all its steps are `done`, the one that begins.
+
+    It takes the place of those whose steps a kill has undone.
+    """
+    earlier = note.get("parts", [{"command": note.get("command", ""), "done": 0}])
+    if done >= steps:
+        return earlier
+    return [part for part in earlier if part["done"] < done] + [{"command": command, "done": done}]
 
 
 def kept_constants(c) -> dict[str, Any]:

@@ -206,5 +206,6 @@ def open_run(
             parameters = llama.count_parameters(llm.actor)
             trained = memory.trained_parameters(c, hf, parameters)
             task = make_task(c, rows, grader, sources)
+            folder.keep(overlap=questions.overlap(rows))
             report.introduce(c, folder, parameters, trained, model_folder, hf, task, rows)
             yield c, llm, task, folder

@@ -87,7 +87,7 @@ class TrainingLog:
     """
 
     def __init__(self, logs: Path, c, first_step: int):
-        self._c, self._path = c, logs / "train_log.csv"
+        self._c, self._path, self._resumed = c, logs / "train_log.csv", first_step
         # what `health.check` said at the last step
         self._unhealthy: dict[str, health.Sentence] = {}
         self.rows = [row for row in read_log(self._path) if row["step"] <= first_step]
@@ -139,7 +139,7 @@ class TrainingLog:
                     Event(step=int(row["step"]), wall_time=time.time(), summary=scalar)
                 )
         self._events.flush()
-        faults = health.check(self.rows, dataclasses.asdict(self._c))
+        faults = health.check(self.rows, dataclasses.asdict(self._c), self._resumed)
         for kind, line in faults.items():
             if kind not in self._unhealthy:  # it's printed when it first applies
                 tqdm.write(f"health   step {row['step']:.0f}: {line}")

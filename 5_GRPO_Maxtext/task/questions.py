@@ -276,14 +276,24 @@ def question_key(text: str) -> str:
     return " ".join(text.split()).casefold()
 
 
-def say_overlap(rows: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
-    """Prints how many questions two sets share that should have none in common."""
+def overlap(rows: Mapping[str, Sequence[Mapping[str, str]]]) -> list[tuple[str, str, int, int]]:
+    """The sets that share questions and should have none in common: their names, how many of the
+    first are in the second, and how many the first has.
+    """
     keys = {use: [question_key(row["question"]) for row in rows.get(use, ())] for use in NAMES}
+    shared = []
     for use, other in (("test", "train"), ("validation", "train"), ("validation", "test")):
         known = set(keys[other])
         if count := sum(key in known for key in keys[use]):
-            some = f"{count:,} of {len(keys[use]):,} {NAMES[use]}"
-            print(f"note: {some} are {NAMES[other]}, too, and flatter the model")
+            shared.append((use, other, count, len(keys[use])))
+    return shared
+
+
+def say_overlap(rows: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
+    """Prints how many questions two sets share that should have none in common."""
+    for use, other, count, total in overlap(rows):
+        some = f"{count:,} of {total:,} {NAMES[use]}"
+        print(f"note: {some} are {NAMES[other]}, too, and flatter the model")
 
 
 def validation_file(source: str) -> Path | None:

@@ -107,15 +107,17 @@ const runs = data.runs ?? [data];
 const lastStep = Math.max(1, ...runs.flatMap((run) => run.columns.step ?? []), ...keptSteps);
 
 // Where an axis ends. One drawn token can raise a step's KL thirtyfold: such a spike leaves the axis (▲).
+// Not the 95th percentile: of twenty steps that is the second largest, and a run that goes wrong has several spikes.
 function axisTop(values) {
-  const sorted = values.toSorted((a, b) => a - b), most = sorted.at(-1), usual = sorted[Math.floor(0.95 * (sorted.length - 1))];
-  return usual > 0 && most > 3 * usual ? 1.5 * usual : most || 1;
+  const sorted = values.toSorted((a, b) => a - b), most = sorted.at(-1), usual = sorted[Math.floor(0.75 * (sorted.length - 1))];
+  return usual > 0 && most > 5 * usual ? 2 * usual : most || 1;
 }
 const measuredIn = (values) => (values ?? []).filter((value) => value !== null);
 
 // Of two runs each chart has the first column of both; of one run all of its columns.
 function linesOf(names) {
   const [first] = Object.keys(names);
+  if (data.right === "episode") names = Object.fromEntries(Object.keys(names).slice(0, 1).map((name) => [name, name.includes("correct") ? "episodes that succeed" : names[name]]));
   const wanted = data.kind === "compare" ? data.runs.map((run, i) => [run, first, plain(data.names[i])])
     : Object.keys(names).map((name) => [data, name, tell(names[name])]);
   return wanted.map(([run, name, label], i) => ({
@@ -126,6 +128,9 @@ function linesOf(names) {
 function drawCurves() {
   CURVES.forEach(([title, names, meaning, show, most], i) => {
     if (title.startsWith("Reward") && paidDifferently()) return;
+    if (title === "Format" && data.right === "episode") return;
+    if (title.startsWith("Right") && data.right === "episode") [title, meaning] = ["Episodes of the step that succeed", "On training questions."];
+    if (title.startsWith("KL") && c.TEACHER) [title, meaning] = ["KL to the teacher, nats per token", "How far the model still is from its teacher: it should fall."];
     const lines = linesOf(names);
     if (lines.some(({ values }) => measuredIn(values).length)) drawCurve(tell(title), lines, tell(meaning), show, most, i < 2);
   });
@@ -181,7 +186,7 @@ function drawCurve(title, lines, meaning, show, most, large) {
       return el("span", { class: kind }, ` ${lines.length > 1 ? "■ " : ""}${label} ${value === null ? "–" : show(value)}${between}${when}`);
     });
     const peak = Math.max(...found), { steps, values } = lines.find((line) => line.values.includes(peak));
-    const beyond = peak > high ? say` ▲ up to ${show(peak)} (step ${steps[values.indexOf(peak)]})` : "";
+    const beyond = peak > high ? say` ▲ the axis ends at ${show(high)}; ${found.filter((value) => value > high).length} of ${found.length} values are above it, up to ${show(peak)} (step ${steps[values.indexOf(peak)]})` : "";
     caption.replaceChildren(el("span", { class: "meaning" }, meaning), ...shown, beyond);
   });
 }
@@ -287,7 +292,7 @@ function drawGroup() {
   const rewards = g.completions.map((a) => a.reward), how = g.graded === false ? null : advantage(g, 0);
   at("group").replaceChildren(
     el("p", { class: "question" }, ...written(g.question)),
-    el("p", {}, tell("right answer: "), el("b", {}, ...(g.answer === null ? [tell("not known")] : written(g.answer))),
+    el("p", {}, rightAnswer(), el("b", {}, ...(g.answer === null ? [tell("not known")] : written(g.answer))),
       ...(new Set(data.groups.map((other) => other.data_source)).size > 1 ? [tell(", data source: "), ...written(g.data_source)] : [])),
     ...(how === null ? [] : [el("p", { class: "math" },
       `${how.name};  R = ${rewards.map(points).join(", ")};  mean = ${number(mean(rewards))}` +
@@ -314,8 +319,13 @@ const advantageOf = (a, t) => a.advantages?.[t] ?? a.advantage;
 
 function verdict(a, graded = true) {
   const badge = (good, text) => el("span", { class: `badge ${good ? "good" : "bad"}` }, text);
+  const almost = data.right === "score" ? "the last number is right, the score is below 1" : "right, but in a wrong format";
+  if (data.right === "episode") return [
+    badge(a.correct, tell(a.correct ? "succeeds" : "doesn't succeed")),
+    a.cut_off ? badge(false, tell("cut off")) : null,
+  ];
   return [
-    graded ? badge(a.correct, tell(a.correct ? "right" : a.correct_lenient ? "right, but in a wrong format" : "wrong")) : null,
+    graded ? badge(a.correct, tell(a.correct ? "right" : a.correct_lenient ? almost : "wrong")) : null,
     badge(a.format_ok, tell(a.format_ok ? "format right" : "format wrong")),
     a.cut_off ? badge(false, tell("cut off")) : null,
     a.counts === false ? badge(false, tell("not in the loss")) : null,
@@ -484,6 +494,8 @@ const STORIES = {
   "all questions": () => true,
   "learned: wrong at first, right at the end": (seen) => !seen[0] && seen.at(-1),
   "lost: right at first, wrong at the end": (seen) => seen[0] && !seen.at(-1),
+  "right at both ends, not in between": (seen) => seen[0] && seen.at(-1) && !seen.every(Boolean),
+  "wrong at both ends, not in between": (seen) => !seen[0] && !seen.at(-1) && seen.some(Boolean),
   "never right": (seen) => !seen.some(Boolean),
   "always right": (seen) => seen.every(Boolean),
 };
@@ -559,6 +571,7 @@ function drawBeforeAfter() {
   const options = (rules) => Object.entries(rules).map(([name, holds]) => el("option", { value: name }, `${tell(name)} (${every.filter(holds).length})`));
   at("both_filter").append(...options(TURNS));
   at("both_form").append(...options(FORMS));
+  at("both_form_label").hidden = data.right === "episode";
   at("both_source").append(...[ANY_SOURCE, ...sources].map((name) => el("option", { value: name }, name === ANY_SOURCE ? tell(name) : plain(name))));
   at("both_source_label").hidden = sources.length < 2;
   for (const id of ["both_filter", "both_form", "both_source"]) at(id).addEventListener("change", () => listPairs());
@@ -580,7 +593,7 @@ function listPairs(limit = PAGE) {
     ...verdict({ correct: result.correct[i], correct_lenient: result.correct_lenient[i], format_ok: result.format_ok[i] }).filter(Boolean),
     foldable(result.completions[i], wanted !== "" && result.completions[i].toLowerCase().includes(wanted)));
   at("both_list").replaceChildren(...found.slice(0, state.shown).map((i) => el("div", { class: "pair" },
-    el("div", { class: "question" }, foldable(before.asked[i].question), el("span", { class: "quiet" }, tell("right answer: "), ...written(before.asked[i].answer))),
+    el("div", { class: "question" }, foldable(before.asked[i].question), el("span", { class: "quiet" }, rightAnswer(), ...written(before.asked[i].answer))),
     el("div", { class: "both" }, answer(tell("before"), before, i), answer(tell("after"), after, i)))));
 }
 
@@ -633,30 +646,47 @@ function readAddress() {
 // --- at the top: what came of it, why, and where to look next ----------------------------------------------
 const place = (section, more) => `#${new URLSearchParams({ at: section, ...more, ...(state.lang && { lang: state.lang }) })}`;
 
-// A sentence and the address of its place on this page, for each thing that deserves a look.
+// A sentence and the address of its place on this page, for the few things that deserve a look most: what is
+// wrong, the root first; then what to read, so a reader knows where to begin.
+const MOST = 3;
+
 function lookNext() {
-  const found = data.health.map((line) => [spoken(line), place("curves", { step: line[1]["step:.0f"] })]);
-  const { after, columns, evaluations } = data;
+  const found = data.causes.map((line) => [spoken(line), place("curves", {})]);
+  const { after, columns, evaluations } = data, names = data.headline.map(([name]) => name);
+  if (names.includes("unclear")) found.push([say`Too few test questions to tell (NUM_TEST_QUESTIONS=${c.NUM_TEST_QUESTIONS}), or too few steps (NUM_BATCHES=${c.NUM_BATCHES}).`, place("before_after", {})]);
   for (const [step, clear, dip] of data.dips) if (clear) found.push([spoken(dip), place("held_out", { step })]);
-  const kl = measuredIn(columns.kl), most = Math.max(...kl);
-  if (kl.length && most > axisTop(kl)) {
-    const step = columns.step[columns.kl.indexOf(most)];
-    found.push([say`The KL jumps to ${number(most, 2)} at step ${step}. One such step does no harm if the next ones are normal: look at them.`, place("curves", { step })]);
-  }
   if (after) {
     const count = (holds) => after.correct.filter((_, i) => holds(i)).length;
-    const lost = count(TURNS["turned wrong"]), formless = count((i) => after.correct_lenient[i] && !after.correct[i]);
+    const lost = count(TURNS["turned wrong"]), formless = data.right === "number" ? count((i) => after.correct_lenient[i] && !after.correct[i]) : 0;
     if (lost) found.push([say`Right before and wrong after training: ${lost} of ${after.correct.length} test questions. Read them.`, place("before_after", { both_filter: "turned wrong", both_form: "any" })]);
     if (formless) found.push([say`The right number in a wrong format: ${formless} of ${after.correct.length} test answers.`, place("before_after", { both_filter: "all questions", both_form: "wrong at the end" })]);
-    if (data.cut_off >= 0.01) found.push([say`${percent(data.cut_off)} of the test answers are cut off at the limit and graded without their end (TOTAL_GENERATION_STEPS=${c.TOTAL_GENERATION_STEPS}).`, place("before_after", { both_filter: "wrong both times" })]);
+    if (data.cut_off >= 0.01) {
+      const limits = data.right === "episode" ? `MAX_TURNS=${c.MAX_TURNS}, TOTAL_GENERATION_STEPS=${c.TOTAL_GENERATION_STEPS}` : `TOTAL_GENERATION_STEPS=${c.TOTAL_GENERATION_STEPS}`;
+      found.push([say`${percent(data.cut_off)} of the test answers after training are cut off at the limit (${limits}).`, place("before_after", { both_filter: "wrong both times" })]);
+    }
   }
+  const kl = measuredIn(columns.kl), most = Math.max(...kl), step = columns.step?.[columns.kl?.indexOf(most)];
+  const next = columns.step ? measuredIn(columns.kl.filter((_, i) => columns.step[i] > step && columns.step[i] <= step + 5)).toSorted((a, b) => a - b) : [];
+  if (!data.causes.length && next.length && most > axisTop(kl)) found.push([say`The KL jumps to ${number(most, 2)} at step ${step}; the median of the steps after it, up to five, is ${number(next[next.length >> 1], 2)}.`, place("curves", { step })]);
   const never = evaluations.length > 1 ? data.asked.filter((_, i) => STORIES["never right"](evaluations.map((e) => e.greedy_correct[i]))).length : 0;
   if (never) found.push([say`Never right: ${never} of ${data.asked.length} held-out questions. Too hard, or a wrong answer in the data?`, place("through_time", { time_filter: "never right" })]);
-  const names = data.headline.map(([name]) => name), flat = data.headline.find(([name]) => name === "flat");
+  const flat = data.headline.find(([name]) => name === "flat");
   if (flat) found.push([say`No clear gain since step ${flat[1].step}: fewer steps may do (NUM_BATCHES is ${c.NUM_BATCHES} here), or take harder questions (DATASET is ${c.DATASET}).`, place("held_out", {})]);
-  if (names.includes("unclear")) found.push([say`Too few test questions to tell (NUM_TEST_QUESTIONS=${c.NUM_TEST_QUESTIONS}), or too few steps (NUM_BATCHES=${c.NUM_BATCHES}).`, place("before_after", {})]);
   if (names.includes("rising")) found.push([say`The held-out curve was still rising: more steps may help (NUM_BATCHES=${c.NUM_BATCHES}).`, place("held_out", {})]);
-  return found;
+  return found.slice(0, MOST);
+}
+
+// What the environment does with its row's ground truth is its own affair: it may be the best return.
+const rightAnswer = () => tell(data.right === "episode" ? "ground truth: " : "right answer: ");
+
+// One test question with its answers before and after training: what the model does now, at first sight.
+function drawExample() {
+  at("example").hidden = !data.example;
+  if (!data.example) return;
+  const [before, after] = data.example;
+  at("example").replaceChildren(
+    el("p", { class: "question" }, ...written(before.asked.question), el("span", { class: "quiet" }, rightAnswer(), ...written(before.asked.answer))),
+    el("div", { class: "both" }, ...[["before", before], ["after", after]].map(([when, one]) => el("div", {}, el("span", { class: "quiet" }, `${tell(when)} `), ...verdict(one).filter(Boolean), foldable(one.completions)))));
 }
 
 const table = (header, rows, cell) => el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": header[0] },
@@ -675,7 +705,13 @@ function drawSummary() {
   at("look_next").hidden = kind !== "run";
   if (kind === "run") {
     const found = lookNext();
+    if (data.failed && found.length) {
+      const [words, address] = found.shift();
+      at("change").replaceChildren(el("a", { href: address }, ...breakable(plain(words), /(?<=_)/)));
+    }
+    drawExample();
     at("look_list").replaceChildren(...found.map(([words, address]) => el("li", {}, el("a", { href: address }, ...breakable(plain(words), /(?<=_)/)))));
+    at("look_next").hidden = data.failed && !found.length;
     if (!found.length) at("look_list").replaceChildren(el("li", {}, tell("Nothing stands out. Read some answers all the same.")));
   }
   const { header, rows } = data.summary ?? { header: [], rows: [] };
@@ -686,9 +722,18 @@ function drawSummary() {
   at("summary").replaceChildren(
     ...(rows.length ? [table([asked, ...names], rows.map(([name, ...cells]) => [tell(name), ...cells]), cell)] : []),
     ...(changed.length ? [el("h2", {}, tell("Constants that differ")), table([tell("constant"), ...names], changed.map((cells) => cells.map(plain)), (text) => el("td", { class: "any" }, text))] : []),
-    el("div", {}, ...notes.map((note) => el("p", {}, typeof note === "string" ? tell(note) : spoken(note))), ...(kind === "run" ? [el("details", {},
+    ...(data.summary?.sources?.length ? drawSources(data.summary.sources) : []),
+    el("div", {}, ...notes.map((note) => el("p", { class: "note" }, typeof note === "string" ? tell(note) : plain(spoken(note)))), ...(data.best ? [el("p", {}, spoken(data.best))] : []),
+      ...(kind === "run" && data.health.length ? [el("details", {}, el("summary", {}, tell("every health line, at the step where it first held")), el("ul", { id: "health" }, ...data.health.map((line) => el("li", {}, plain(spoken(line))))))] : []),
+      ...(kind === "run" ? [el("details", {},
       el("summary", {}, tell("the command and all constants")), el("p", { class: "math", id: "command" }, plain(data.command)),
       ...Object.entries(c).map(([name, value]) => el("div", { class: "math" }, plain(`${name}=${value}`))))] : [])));
+}
+
+// The same shares by data_source, before and after.
+function drawSources([header, ...rows]) {
+  const change = (text) => text.replace(/^(\S+) to (\S+)$/, (_, from, to) => say`${from} to ${to}`);
+  return [el("h3", {}, tell("By data source")), table(header.map((name) => tell(name)), rows, (text, i) => el("td", { class: "any" }, i ? change(text) : plain(text)))];
 }
 
 function start() {
