@@ -265,7 +265,7 @@ def test_every_end_of_sequence_token_of_generation_config_ends_an_answer(tmp_pat
 
     for text, found in (
         (f'{{"eos_token_id": {tokenizer.pad_token_id}}}', "no pad token"),
-        ("[", "damaged"),
+        ("[", "is not understood"),
     ):
         (folder / "generation_config.json").write_text(text)
         with pytest.raises(UserError, match=f"^MODEL={folder}: .*{found}"):

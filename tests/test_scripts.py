@@ -2,6 +2,7 @@
 seeds.
 """
 
+import ast
 import contextlib
 import dataclasses
 import functools
@@ -22,6 +23,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from folders import ROOT, load
+from measure import tables
 from measure.columns import read_csv
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -144,9 +146,13 @@ def test_help_prints_every_constant_with_its_remark(name, capsys):
     with pytest.raises(SystemExit) as stopped:
         script.main(["--help"])
     text = re.sub(r"[\s│]+", "", capsys.readouterr().out)
-    remarks = dict(
-        re.findall(r"^    ([A-Z_]+): .+?  # (.+)$", inspect.getsource(script.Constants), re.M)
-    )
+    source = inspect.getsource(script.Constants)
+    [constants] = ast.parse(source).body
+    remarks = {
+        node.target.id: tables.remark_on(node, source.splitlines())
+        for node in constants.body
+        if isinstance(node, ast.AnnAssign)
+    }
     assert not stopped.value.code and list(remarks) == list(script.Constants.__dataclass_fields__)
     for constant, remark in remarks.items():
         assert f"--{constant}" in text and re.sub(r"\s", "", remark) in text, constant
