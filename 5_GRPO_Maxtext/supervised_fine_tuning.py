@@ -176,7 +176,10 @@ def main(arguments: Sequence[str]) -> None:
     llama.use_rope_scaling(model.base, hf)
     optimizer = make_optimizer(model, c.LEARNING_RATE, c.WARMUP_STEPS, c.NUM_STEPS)
 
-    test = [json.loads(line) for line in (HERE / "tiny_gsm8k/test.jsonl").read_text().splitlines()]
+    test = [
+        json.loads(line)
+        for line in (HERE / "tiny_gsm8k/test.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     held_out = {row["question"] for row in test}
     asked = test[: c.NUM_TEST_QUESTIONS]
     questions = [KIM, *(row["question"] for row in asked)]
@@ -207,7 +210,7 @@ def main(arguments: Sequence[str]) -> None:
         writer.writerows(rows)
     save(run_dir / "model", hf, config, model)
     result = rows[-1] | {"seconds": round(seconds, 1)}
-    (run_dir / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+    (run_dir / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(f"{seconds:.0f} s; log.csv, result.json and model/ are in {run_dir}")
 
 

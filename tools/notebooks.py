@@ -27,6 +27,8 @@ PAGES = {  # of each script
     "3_Pendulum/ppo.py": "ppo",
     "3_Pendulum/pendulum.py": "ppo",
     "4_GRPO_MNIST/grpo_mnist.py": "README",
+    "5_GRPO_Maxtext/llama_by_hand.py": "language_model",
+    "5_GRPO_Maxtext/supervised_fine_tuning.py": "language_model",
     "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py": "README",
     "5_GRPO_Maxtext/mesh_and_axis_rules.py": "docs/mesh_and_axis_rules",
 }
@@ -152,7 +154,8 @@ def notebook(script: str, language: str = ""):
     places = [0 if i < opening else min(places[i:]) for i in range(len(places))]
     setup = SETUP.format(github=GITHUB, script=script, folder=Path(script).parent)
     made = [new_markdown_cell(ABOUT[language].format(script=script)), new_code_cell(setup)]
-    for i, cell in enumerate([*cells, RESULT]):
+    writes = "result.json" in source  # else the script only prints
+    for i, cell in enumerate([*cells, *[RESULT] * writes]):
         made += [
             prose(section, page)
             for section, place in zip(sections, places)

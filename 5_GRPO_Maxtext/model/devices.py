@@ -102,7 +102,9 @@ def why_unused(packages: str) -> str:
     driver, capability = (ask_driver("driver_version", "compute_cap") or [["", ""]])[0]
     if not driver:
         with contextlib.suppress(OSError):
-            numbers = re.findall(r"\d+\.[\d.]+", Path("/proc/driver/nvidia/version").read_text())
+            numbers = re.findall(
+                r"\d+\.[\d.]+", Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
+            )
             driver = numbers[0] if numbers else ""
     if driver and int(driver.partition(".")[0]) < oldest:
         return f"the NVIDIA driver is {driver}, CUDA {cuda} needs {oldest} or newer; update it"
@@ -120,7 +122,7 @@ def share_memory(several: bool) -> None:
     `several`: other processes of this run may have begun to fill other GPUs. Raises UserError if
     other programs have the memory.
     """
-    if wsl := "microsoft" in PROC_VERSION.read_text().lower():
+    if wsl := "microsoft" in PROC_VERSION.read_text(encoding="utf-8").lower():
         # the default one gets no 4 GiB at once there (openxla/xla issue 48979)
         os.environ.setdefault("XLA_PYTHON_CLIENT_ALLOCATOR", "cuda_async")
     if any(os.environ.get(name) for name in SHARE_NAMES):

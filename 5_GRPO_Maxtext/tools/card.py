@@ -46,7 +46,7 @@ SAME = 1e-4  # of loss and reward in the first step: float32, in another order o
 
 def predicted_gib(card: str, model: str, batch_size: int) -> float:
     """What the compiler gave the largest program of a default run (assets/fit_cards.csv)."""
-    with open(HERE / "assets" / "fit_cards.csv", newline="") as file:
+    with open(HERE / "assets" / "fit_cards.csv", newline="", encoding="utf-8") as file:
         return max(
             float(row["peak"])
             for row in csv.DictReader(file)
@@ -61,7 +61,7 @@ def missing_packages() -> list[tuple[str, float]]:
     """The packages that a run imports and this environment lacks, "name==version", and MiB of each
     wheel.
     """
-    with open(HERE / "tools" / "card_packages.csv", newline="") as file:
+    with open(HERE / "tools" / "card_packages.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     missing = []
     for row in rows:
@@ -121,7 +121,7 @@ def train(folder: Path, *arguments: str, on_cpu: bool = False) -> list[dict[str,
     """The rows of train_log.csv of a run of the main script with SIZES."""
     script = [str(HERE / "grpo_llama3_1_8b_demo.py"), *SIZES, *arguments, f"RUN_DIR={folder}"]
     output_of(start(script, on_cpu))
-    with open(folder / "train_log.csv", newline="") as file:
+    with open(folder / "train_log.csv", newline="", encoding="utf-8") as file:
         return [
             {name: float(x or "nan") for name, x in row.items()} for row in csv.DictReader(file)
         ]
@@ -159,7 +159,7 @@ def print_devices() -> None:
         "compute capability": getattr(device, "compute_capability", "none"),
         "driver, MiB of memory": ", ".join(driver[0]),
         "JAX's share": f"{share:.2f} GiB ({devices.SHARE_NAMES[0]}: {fraction})",
-        "WSL": str("microsoft" in devices.PROC_VERSION.read_text().lower()),
+        "WSL": str("microsoft" in devices.PROC_VERSION.read_text(encoding="utf-8").lower()),
     }
     print(json.dumps(seen))
 
@@ -231,7 +231,7 @@ def main(arguments: list[str]) -> int:
     def say(what: str, found: str) -> None:
         lines.append(f"{what:26}{re.sub(PATH, '...', found)}")
         print(lines[-1], flush=True)
-        REPORT.write_text("\n".join(lines) + "\n")
+        REPORT.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     @contextlib.contextmanager
     def part(what: str) -> Iterator[None]:
