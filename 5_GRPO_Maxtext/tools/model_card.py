@@ -12,7 +12,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from run.plain_text import escape_controls
 from run.report import comparison_table
-from run.run_files import Checkpoint, read_object
+from run.run_files import Checkpoint, read_object, what_is_right
 from settings import find_path, names_in
 from task import prompts, questions, run_grader
 
@@ -58,6 +58,8 @@ def model_card(checkpoint: Checkpoint, model: str, folder: Path) -> ModelCard:
     run_dir, step, c = checkpoint
     result = read_object(run_dir / "result.json") or {}
     after = result["after"] if step == result.get("steps") else {}  # else it's another checkpoint's
+    asked = (read_object(run_dir / "after.json") or {}).get("asked", [])
+    right = what_is_right(c, asked)
     trained_on, tested_on = (
         ", ".join(HUB_NAMES.get(source, source) for source, _ in questions.parse_sources(dataset))
         for dataset in (c["DATASET"], c["TEST_DATASET"] or c["DATASET"])
@@ -101,7 +103,7 @@ def model_card(checkpoint: Checkpoint, model: str, folder: Path) -> ModelCard:
         code=code,
         run_id=checkpoint.note.get("run_id", "unknown"),
         constants=escape_controls(json.dumps(c, indent=1, ensure_ascii=False)),
-        table=comparison_table(result["before"], after, c["EVAL_CONFIG"]) if after else "",
+        table=comparison_table(result["before"], after, c["EVAL_CONFIG"], right) if after else "",
         content=repr(c["TEMPLATE"].format(system_prompt=system_prompt, question=QUESTION)),
         versions=", ".join(
             f"{package} {importlib.metadata.version(package)}" for package in PACKAGES
