@@ -61,6 +61,12 @@ class UserError(Exception):
     """An error the user can fix: shown as one line, exit code 2."""
 
 
+class DiskFull(UserError):
+    """A full disk. The process ends at once, because threads that still write would print after the
+    error's line.
+    """
+
+
 class Stopped(KeyboardInterrupt):
     """Ctrl-C during a run; its argument is the RUN_DIR to continue from."""
 
@@ -220,9 +226,11 @@ def exit_on_error(main: Callable[[list[str]], Any]) -> None:
         # not 8 KiB at a time.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace", line_buffering=True)
+    at_once = False
     try:
         return main([] if "ipykernel" in sys.argv[0] else sys.argv[1:])
     except UserError as error:
+        at_once = isinstance(error, DiskFull)
         code, message = 2, f"error: {escape_controls(str(error))}"
     except KeyboardInterrupt as stop:
         code, message = 130, "\nstopped"
@@ -242,6 +250,9 @@ def exit_on_error(main: Callable[[list[str]], Any]) -> None:
         remedy = "free some space, or choose a folder on another disk" if full else place
         code, message = 2, f"error: {path}: {error.strerror}; {remedy}"
     print(message, file=sys.stderr)
+    if at_once and "ipykernel" not in sys.modules:
+        sys.stdout.flush()
+        os._exit(code)
     sys.exit(code)
 
 

@@ -93,19 +93,25 @@ def full_disk(folder) -> Iterator[None]:
         if threading.current_thread() is threading.main_thread():
             hook(*error)
 
+    def of_python(unraisable) -> None:
+        if unraisable.object is not None:  # tensorstore names none
+            sys.__unraisablehook__(unraisable)
+
     log, hook = logging.getLogger("absl"), sys.__excepthook__
     log.addFilter(not_of_orbax)
-    sys.excepthook = of_main_thread
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # only Orbax has asyncio's tasks
+    sys.excepthook, sys.unraisablehook = of_main_thread, of_python
     try:
         yield
     except Exception as error:  # Orbax and tensorstore have their own types
         said = any(os.strerror(number) in str(error) for number in settings.DISK_FULL)
         if said or getattr(error, "errno", None) in settings.DISK_FULL:
             fault = "the disk is full; earlier checkpoints are whole. Free some space"
-            raise UserError(f"RUN_DIR={folder}: {fault}, run the same command again") from error
+            message = f"RUN_DIR={folder}: {fault}, run the same command again"
+            raise settings.DiskFull(message) from error
         raise
     finally:
-        log.removeFilter(not_of_orbax)  # the hook stays: their threads may outlive the block
+        log.removeFilter(not_of_orbax)  # the rest stays: their threads may outlive the block
 
 
 def traced(steps: Iterable[Any], folder: str) -> Iterator[Any]:
