@@ -262,10 +262,12 @@ def navigation() -> list:
         below = [path for path in pages if path.is_relative_to(page.parent) and path != page]
         firsts = [path for path in below if path.name == first.name]
         beside = [path for path in below if path.parent == page.parent]
-        parts = sorted(
-            beside + firsts,
-            key=lambda path: text.find(os.path.relpath(path, page.parent)) % len(text),
-        )
+        before = linked_page(page, PREVIOUS)  # the language model's page, before chapter 5
+
+        def order(path: Path) -> tuple:
+            return path != before, text.find(os.path.relpath(path, page.parent)) % len(text)
+
+        parts = sorted(beside + firsts, key=order)
         entries = [section(p) if p in firsts else {title_of(p): address[p]} for p in parts]
         return {title_of(page): [address[page], *entries]}
 
