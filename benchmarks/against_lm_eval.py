@@ -112,7 +112,7 @@ def compare(run: Path) -> Iterator[dict[str, Any]]:
                 "differing questions in float32": (float32[metric] != theirs[metric]).sum(),
                 "differing texts in float32": (float32.text != theirs.text).sum(),
                 "seed": constants["SEED"],
-                "commit": commit(),
+                "commit": made_from,
                 "command": " ".join(command),
                 "machine": processor(),
                 "date": time.strftime("%Y-%m-%d"),

@@ -37,8 +37,8 @@ Q[14]
 # %% after q_update
 # en: A move from square 14 to the goal earns 100. How fast does its value get there? Guess what
 # en: `ALPHA=1.0` does, and `ALPHA=0.01`.
-# zh: 從第 14 格走進終點，得 100 分。這一步的價值多快會接近 100？先猜一猜 `ALPHA=1.0` 和 `ALPHA=0.01`
-# zh: 會怎樣。
+# zh: 從第 14 格走進終點，得 100 分。這一步的價值多快會接近 100？先猜一猜 `ALPHA=1.0` 和
+# zh: `ALPHA=0.01` 會怎樣。
 ALPHA = 0.1
 
 Q = np.zeros((16, 4))
@@ -50,8 +50,8 @@ for visit in range(1, 31):
 # %% before main
 # en: A short run of the whole thing. Does it still find the way with 100 episodes? With
 # en: `EPSILON_START=EPSILON_END=0`? On a grid of `SIZE=6`?
-# zh: 短短地整個跑一次。只給 100 回合，還找得到路嗎？`EPSILON_START` 和 `EPSILON_END` 都設成 0
-# zh: 呢？換成 `SIZE=6` 的網格呢？
+# zh: 短短地整個跑一次。只給 100 回合，還找得到路嗎？`EPSILON_START` 和 `EPSILON_END` 都設成 0 呢？
+# zh: 換成 `SIZE=6` 的網格呢？
 c = Constants(NUM_EPISODES=500, DECAY_EPISODES=250, ALPHA=0.5, SIZE=4, PRINT_EVERY=0)
 
 Q, log, _ = train(c, np.random.default_rng(c.SEED))

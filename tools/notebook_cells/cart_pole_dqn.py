@@ -9,14 +9,14 @@ print("after a push to the right:            ", env.step(state, jnp.int32(1))[0]
 {step: float(epsilon_at(Constants(), step)) for step in (0, 5_000, 10_000, 50_000)}
 
 # %% after select_action
-# en: The network values left at 9 and right at 12. How many of 1,000 pushes go left with `EPSILON`
-# en: 0.1? And with 1.0?
+# en: The network values left at 9 and right at 12. How many of 1,000 pushes go left with
+# en: `EPSILON` 0.1? And with 1.0?
 # zh: 網路給左邊 9 分、右邊 12 分。`EPSILON` 是 0.1 的時候，一千次裡有幾次推左邊？1.0 呢？
 EPSILON = 0.1
 
 keys = jax.random.split(jax.random.key(0), 1000)
 pushes = jax.vmap(lambda key: select_action(jnp.array([9.0, 12.0]), EPSILON, key))(keys)
-dict(zip(("left", "right"), np.bincount(pushes, minlength=2).tolist()))
+dict(zip(("left", "right"), jnp.bincount(pushes, length=2).tolist()))
 
 # %% after add
 # A buffer for three transitions, and five of them, with the rewards 1 to 5: two get lost.
@@ -41,9 +41,10 @@ for terminated in (0, 1):
 
 # %% before main
 # en: A short run of two seeds. Which is steadier, `N_STEPS=1` or `N_STEPS=5`? What happens
-# en: without a target network (`TARGET_SYNC_INTERVAL=2`), and without replay (`REPLAY_CAPACITY=5`)?
-# zh: 兩個種子，短短地跑一次。`N_STEPS=1` 和 `N_STEPS=5`，哪個比較穩？等於沒有目標網路
-# zh: （`TARGET_SYNC_INTERVAL=2`）會怎樣？等於沒有重播緩衝區（`REPLAY_CAPACITY=5`）呢？
+# en: without a target network (`TARGET_SYNC_INTERVAL=2`), and without replay
+# en: (`REPLAY_CAPACITY=5`)?
+# zh: 兩個種子，短短地跑一次。`N_STEPS=1` 和 `N_STEPS=5`，哪個比較穩？等於沒有目標網路（
+# zh: `TARGET_SYNC_INTERVAL=2`）會怎樣？等於沒有重播緩衝區（`REPLAY_CAPACITY=5`）呢？
 import matplotlib.pyplot as plt
 
 c = Constants(NUM_STEPS=15_000, NUM_SEEDS=2, N_STEPS=5, TARGET_SYNC_INTERVAL=250)

@@ -14,8 +14,8 @@ make_mesh(STRATEGIES["both"])
 # %% after spec_of
 # en: The rules say which mesh axis cuts which axis of an array. Let `mlp` go to `data`, or to
 # en: `None`: which of the weights' axes is cut then, and into how many parts?
-# zh: 規則說的是：陣列的哪一軸，沿著 mesh 的哪一軸切。把 `mlp` 換成 `data`，或是 `None`：權重的哪一軸
-# zh: 會被切開？切成幾份？
+# zh: 規則說的是：陣列的哪一軸，沿著 mesh 的哪一軸切。把 `mlp` 換成 `data`，或是 `None`：權重的哪
+# zh: 一軸會被切開？切成幾份？
 RULES = {"batch": "data", "mlp": "model", "embed": None}
 
 {name: spec_of(axes, RULES) for name, axes in LOGICAL_AXES.items()}
@@ -28,9 +28,10 @@ make_layer(Constants(), both, make_mesh(both)).kernel.get_value().sharding
 run_strategy(Constants(), STRATEGIES["data parallel"])["step"]
 
 # %% after run_strategy
-# en: What has to travel between the devices? Try the other `NAME`s of `STRATEGIES`, then a layer of
-# en: `MLP=256`. Which messages grow with it, and which don't?
-# zh: 裝置之間要傳什麼？把 `NAME` 換成 `STRATEGIES` 的其他名字，再換成 `MLP=256`。哪些訊息會跟著變大？
+# en: What has to travel between the devices? Try the other `NAME`s of `STRATEGIES`, then a layer
+# en: of `MLP=256`. Which messages grow with it, and which don't?
+# zh: 裝置之間要傳什麼？把 `NAME` 換成 `STRATEGIES` 的其他名字，再換成 `MLP=256`。哪些訊息會跟著
+# zh: 變大？
 NAME, MLP = "FSDP", 32
 
 result = run_strategy(Constants(MLP=MLP), STRATEGIES[NAME])

@@ -17,8 +17,8 @@ falls = jnp.array([[False, False, True]])
 gae(ones, 5 * ones, 5 * ones, falls, jnp.zeros_like(falls), 0.99, 0.95)
 
 # %% after gae
-# en: A surprise at step 30 of 50: a reward of 1 that the critic didn't expect. How far back does it
-# en: reach? Try `LAMBDA` 0, 0.95 and 1.
+# en: A surprise at step 30 of 50: a reward of 1 that the critic didn't expect. How far back does
+# en: it reach? Try `LAMBDA` 0, 0.95 and 1.
 # zh: 五十步裡的第 30 步，來了一個 critic 沒料到的獎勵。它往回傳多遠？試試 `LAMBDA` 0、0.95 和 1。
 import matplotlib.pyplot as plt
 
@@ -36,8 +36,8 @@ plt.show()
 normalized(jnp.array([-1.0, 0.0, 1.0, 8.0]))
 
 # %% after clipped_objective
-# en: The objective for a good action (`A=1`). Where is it flat, and what's the slope there? Now take
-# en: a bad action, `A=-1`, and then `EPSILON=0.5`.
+# en: The objective for a good action (`A=1`). Where is it flat, and what's the slope there? Now
+# en: take a bad action, `A=-1`, and then `EPSILON=0.5`.
 # zh: 好的動作（`A=1`）的目標函數。哪裡是平的？那裡的斜率是多少？再換成壞的動作 `A=-1`，以及
 # zh: `EPSILON=0.5`。
 A, EPSILON = 1.0, 0.2
@@ -50,10 +50,10 @@ plt.title("objective")
 plt.show()
 
 # %% before main
-# en: A short run of two seeds. Switch the clip off (`CLIP_EPSILON=1e9`), and then make more of each
-# en: rollout (`NUM_EPOCHS=50`). Look at the return and at `approx_kl`.
-# zh: 兩個種子，短短地跑一次。把裁剪關掉（`CLIP_EPSILON=1e9`），再把每批資料多用幾次
-# zh: （`NUM_EPOCHS=50`）。看看報酬，也看看 `approx_kl`。
+# en: A short run of two seeds. Switch the clip off (`CLIP_EPSILON=1e9`), and then make more of
+# en: each rollout (`NUM_EPOCHS=50`). Look at the return and at `approx_kl`.
+# zh: 兩個種子，短短地跑一次。把裁剪關掉（`CLIP_EPSILON=1e9`），再把每批資料多用幾次（
+# zh: `NUM_EPOCHS=50`）。看看報酬，也看看 `approx_kl`。
 c = Constants(NUM_STEPS=30_000, NUM_SEEDS=2, CLIP_EPSILON=0.2, NUM_EPOCHS=10)
 
 agents, log, _ = train(c)

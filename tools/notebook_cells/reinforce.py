@@ -30,8 +30,8 @@ plt.title("return from this step on")
 plt.show()
 
 # %% after batch_mean
-# en: Three episodes; the second ends after two steps. What's subtracted at each step? Let the third
-# en: one earn more. Which actions are called bad then?
+# en: Three episodes; the second ends after two steps. What's subtracted at each step? Let the
+# en: third one earn more. Which actions are called bad then?
 # zh: 三個回合，第二個走兩步就結束。每一步減掉的是多少？讓第三個回合多拿一點，這時哪些動作會變成
 # zh: 不好的？
 import types
@@ -46,8 +46,8 @@ print("baseline\n", baseline)
 print("advantage\n", alive * (returns - baseline))
 
 # %% before main
-# en: A short run of two seeds. Take the baseline away (`BASELINE="no_baseline"`), or credit every
-# en: action with the whole return (`REWARD_TO_GO=False`). How do the curves change?
+# en: A short run of two seeds. Take the baseline away (`BASELINE="no_baseline"`), or credit
+# en: every action with the whole return (`REWARD_TO_GO=False`). How do the curves change?
 # zh: 兩個種子，短短地跑一次。把基準線拿掉（`BASELINE="no_baseline"`），或是讓每個動作都分到整個
 # zh: 回合的報酬（`REWARD_TO_GO=False`），曲線會怎麼變？
 c = Constants(NUM_STEPS=40_000, NUM_SEEDS=2, BASELINE="critic_baseline", REWARD_TO_GO=True)
