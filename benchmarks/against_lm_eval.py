@@ -77,6 +77,7 @@ def ask_in_float32(constants: dict[str, Any], folder: Path) -> pd.DataFrame:
 
 def compare(run: Path) -> Iterator[dict[str, Any]]:
     """One line for each of before and after, and each metric."""
+    made_from = commit()
     constants, result = (
         json.loads((run / f"{name}.json").read_text()) for name in ("constants", "result")
     )
