@@ -192,7 +192,8 @@ def defined(code: str) -> list[str]:
     """The names that a piece of a script defines, in their order."""
     names = []
     for node in ast.parse(code).body:
-        names += [target.id for target in getattr(node, "targets", [])]
+        targets = [x for target in getattr(node, "targets", []) for x in ast.walk(target)]
+        names += [x.id for x in targets if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)]
         names += [node.name] if hasattr(node, "name") else []
     return names
 

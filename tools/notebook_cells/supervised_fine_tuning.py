@@ -29,7 +29,7 @@ ANSWER = "<reasoning>8-6=2,2+5=7</reasoning><answer>7</answer>"
 
 look_at([ANSWER], ["7"])
 
-# %% before main
+# %% after main
 # en: Twenty steps instead of 350: what does it learn first? Try `LEARNING_RATE=0.0001`, or
 # en: demonstrations without mistakes (`MISTAKES=0`).
 # zh: 只走 20 步，不是 350 步：它最先學會的是什麼？試試 `LEARNING_RATE=0.0001`，或是沒有錯誤的示
