@@ -146,7 +146,7 @@ def test_evaluate_plays_gymnasiums_episodes(script, monkeypatch):
     [
         # Ten seeds of ten balance for 500 steps, and swing up at -155 (chance: -1,200); the marks
         # leave room for other machines' rounding.
-        (dqn, "LEARNING_STARTS=1000 EVAL_INTERVAL=11_000 NUM_STEPS=22_000", cart_pole.SOLVED),
+        (dqn, "LEARNING_STARTS=1000 EVAL_INTERVAL=25_000 NUM_STEPS=50_000", cart_pole.SOLVED),
         (pendulum, "EVAL_INTERVAL=20_000 NUM_STEPS=60_000 NUM_ENVS=8 ROLLOUT_STEPS=125", -180),
     ],
     ids=["dqn", "pendulum"],
