@@ -72,7 +72,7 @@ class Constants:
     DECAY_STEPS: Count = 10_000  # environment steps from EPSILON_START to EPSILON_END
     # --- the run
     SEED: Seed = 0  # of the first seed
-    NUM_SEEDS: Size = 10  # SEED, SEED + 1, ...: trained side by side by jax.vmap
+    NUM_SEEDS: Size = 10  # SEED, SEED + 1, ...: trained side by side
     # environment steps between evaluations of the greedy policy during training
     EVAL_INTERVAL: Count = 1_000
     # greedy episodes per seed after training, on Gymnasium's own CartPole-v1
@@ -250,6 +250,9 @@ def update(c: Constants, agent: Agent, env_step: jax.Array) -> tuple[Agent, dict
     agent = agent._replace(replay_buffer=replay_buffer, env_state=env_state, rng=rng)
 
     # Every TRAIN_INTERVAL steps: sample a batch and learn from it.
+    played = env_step + 1
+    due = (played > c.LEARNING_STARTS) & (played % c.TRAIN_INTERVAL == 0)
+
     def learn(agent: Agent) -> tuple[Agent, jax.Array, jax.Array]:
         batch = sample(agent.replay_buffer, sample_rng, c.BATCH_SIZE, c.N_STEPS)
         loss, mean_q = train_step(c, agent, batch)
@@ -258,9 +261,7 @@ def update(c: Constants, agent: Agent, env_step: jax.Array) -> tuple[Agent, dict
     def wait(agent: Agent) -> tuple[Agent, float, float]:
         return agent, jnp.nan, jnp.nan
 
-    played = env_step + 1
-    due = (played > c.LEARNING_STARTS) & (played % c.TRAIN_INTERVAL == 0)
-    agent, loss, mean_q = jax.lax.cond(due, learn, wait, agent)  # an `if` that JAX can compile
+    agent, loss, mean_q = jax.lax.cond(due, learn, wait, agent)  # `if due`, compiled
     # Every TARGET_SYNC_INTERVAL steps: target = a copy of online.
     target = optax.periodic_update(agent.online, agent.target, played, c.TARGET_SYNC_INTERVAL)
     metrics = {"episode_return": episode_return, "loss": loss, "mean_q": mean_q}
