@@ -261,7 +261,7 @@ def test_each_gradient_step_draws_a_batch_of_its_own(monkeypatch):
     because the network does.
     """
     monkeypatch.setattr(dqn, "add", lambda buffer, transition: buffer)
-    monkeypatch.setattr(dqn, "train_step", lambda c, agent, batch: (batch.reward[0, 0], 0.0))
+    monkeypatch.setattr(dqn, "train_step", lambda c, agent, batch: (batch.reward[0, 0], -1.0))
     c, agent = small("BATCH_SIZE=1", "LEARNING_STARTS=5"), new_agent()
     # 100 transitions whose reward is their number
     rows = agent.replay_buffer.rows._replace(reward=jnp.arange(100.0))
@@ -270,6 +270,7 @@ def test_each_gradient_step_draws_a_batch_of_its_own(monkeypatch):
     sampled = metrics["loss"][1::2]
     # 200 draws of 96 windows leave out one with probability (1 - 1/96)^200 = 0.12: about 84 come
     assert len(np.unique(sampled)) > 70
+    assert (metrics["mean_q"][1::2] == -1).all()
 
 
 def test_the_target_network_is_copied_every_250_steps(history):
