@@ -275,11 +275,14 @@ class Rollout(NamedTuple):
 
 
 def update(c: Constants, agent: Agent) -> tuple[Agent, dict[str, jax.Array]]:
-    """The four phases of PPO; also returns the metrics of `Log`, a pair (part, whole) each."""
+    """One iteration of PPO (Schulman et al. 2017, algorithm 1), in four phases.
+
+    Also returns the metrics of `Log`, a pair (part, whole) each.
+    """
     rng, collect_rng, learn_rng = jax.random.split(agent.rng, 3)
-    # 1. collect
+    # 1. collect: play ROLLOUT_STEPS steps of NUM_ENVS environments with the policy as it is
     agent, rollout = collect(c, agent, collect_rng)
-    # 2. judge
+    # 2. judge: an advantage for each step, from the last one to the first
     steps = rollout.transition  # each [N, T, ...]
     advantage = gae(  # [N, T]
         steps.reward,
@@ -293,7 +296,7 @@ def update(c: Constants, agent: Agent) -> tuple[Agent, dict[str, jax.Array]]:
     old = rollout.log_prob, rollout.mean, rollout.sigma
     rows = Batch(steps.obs, steps.action, *old, advantage, advantage + rollout.value)
     batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)  # [N, T, ...] -> [B, ...]
-    # 3. learn
+    # 3. learn: NUM_EPOCHS passes over the rollout, in mini-batches, on the clipped objective
     agent, value_loss = learn(c, agent, batch, learn_rng)
     # 4. discard the rollout: the policy that sampled its actions has changed
 
@@ -441,12 +444,13 @@ def train(c: Constants) -> tuple[Agent, Log, float]:
     """Trains all seeds, a row at a time: agents [NUM_SEEDS, ...], log [NUM_SEEDS, rows], compile
     seconds.
     """
-    # All of the above is for one seed. vmap makes it one program for all seeds side by side.
+    # All functions above are for one seed. vmap trains all seeds side by side, an agent each.
     agents = jax.jit(jax.vmap(partial(make_agent, c)))(c.SEED + jnp.arange(c.NUM_SEEDS))
-    train_rows, compile_seconds = runs.compiled(jax.jit(jax.vmap(partial(train_row, c))), agents)
+    all_seeds = jax.jit(jax.vmap(partial(train_row, c)))
+    all_seeds, compile_seconds = runs.compiled(all_seeds, agents)
     log = []
     for _ in runs.until_ctrl_c(range(c.NUM_STEPS // c.EVAL_INTERVAL)):
-        agents, row = train_rows(agents)
+        agents, row = all_seeds(agents)
         log.append(jax.device_get(row))
         environments.print_row(c.NUM_STEPS, SHOWN, log)
     return agents, runs.columns(log), compile_seconds

@@ -247,16 +247,19 @@ class Agent(NamedTuple):
 
 
 def update(c: Constants, agent: Agent) -> tuple[Agent, dict[str, jax.Array]]:
-    """The four phases of REINFORCE; also returns the metrics of `Log`, float32 [] each."""
+    """One step of REINFORCE with a baseline (Sutton & Barto 2018, section 13.4), in four phases.
+
+    Also returns the metrics of `Log`, float32 [] each.
+    """
     rng, collect_rng, learn_rng = jax.random.split(agent.rng, 3)
-    # 1. collect
+    # 1. collect: play NUM_ENVS episodes with the policy as it is
     rollout = collect(c, agent.actor, collect_rng)
-    # 2. judge
+    # 2. judge: what came after each step, compared with what the baseline expected
     credit = discounted_returns if c.REWARD_TO_GO else whole_return
     returns = rollout.alive * credit(rollout.reward, c.GAMMA)  # [N, T]
     advantage = returns - BASELINES[c.BASELINE](rollout, returns, agent.critic)
     batch = Batch(rollout.obs, rollout.action, rollout.alive, advantage, returns)
-    # 3. learn
+    # 3. learn: one gradient step of the actor, then the critic's
     played = rollout.alive > 0  # [N, T]
     entropy = policy(agent.actor, rollout.obs).entropy().mean(where=played)  # before it learns
     agent, gradient_norm = learn(c, agent, batch, learn_rng)
@@ -386,14 +389,14 @@ def train(c: Constants) -> tuple[Agent, Log, float]:
     """Trains all seeds, a row at a time: agents [NUM_SEEDS, ...], log [NUM_SEEDS, rows], compile
     seconds.
     """
-    # All of the above is for one seed. vmap makes it one program for all seeds side by side.
+    # All functions above are for one seed. vmap trains all seeds side by side: an agent each (axis
+    # 0), and one number of steps for all (None).
     agents = jax.jit(jax.vmap(partial(make_agent, c)))(c.SEED + jnp.arange(c.NUM_SEEDS))
-    # an agent each (0), and one number of steps for all (None)
-    train_rows = jax.jit(jax.vmap(partial(train_row, c), in_axes=(0, None)))
-    train_rows, compile_seconds = runs.compiled(train_rows, agents, 0)
+    all_seeds = jax.jit(jax.vmap(partial(train_row, c), in_axes=(0, None)))
+    all_seeds, compile_seconds = runs.compiled(all_seeds, agents, 0)
     log = []
-    for row_index in runs.until_ctrl_c(range(c.NUM_STEPS // c.EVAL_INTERVAL)):
-        agents, row = train_rows(agents, (row_index + 1) * c.EVAL_INTERVAL)
+    for env_step in runs.until_ctrl_c(range(0, c.NUM_STEPS, c.EVAL_INTERVAL)):
+        agents, row = all_seeds(agents, env_step + c.EVAL_INTERVAL)
         log.append(jax.device_get(row))
         print_row(c.NUM_STEPS, SHOWN, log)
     return agents, runs.columns(log), compile_seconds
