@@ -131,6 +131,16 @@ def value(critic: MLP, obs: jax.Array) -> jax.Array:
 
 
 # %% Formulas --------------------------------------------------------------------------------------
+class Rollout(NamedTuple):
+    """What one policy did, and what its networks said: T = ROLLOUT_STEPS of N = NUM_ENVS."""
+
+    transition: Transition  # each [N, T, ...]
+    log_prob: jax.Array  # float32 [N, T], of the action, by the policy that sampled it
+    value: jax.Array  # float32 [N, T], V(s_t)
+    next_value: jax.Array  # float32 [N, T], V(s_{t+1}), of the true next observation
+    episode_return: jax.Array  # float32 [N, T], of the episode so far, this step included
+
+
 class Batch(NamedTuple):
     """Steps to learn from, in any order."""
 
@@ -222,16 +232,6 @@ class Agent(NamedTuple):
     num_updates: jax.Array  # int32 [], rollouts so far
     env_state: EnvState  # each leaf [N, ...]: a rollout begins where the last one stopped
     rng: jax.Array  # the key that all others are split off
-
-
-class Rollout(NamedTuple):
-    """What one policy did, and what its networks said: T = ROLLOUT_STEPS of N = NUM_ENVS."""
-
-    transition: Transition  # each [N, T, ...]
-    log_prob: jax.Array  # float32 [N, T], of the action, by the policy that sampled it
-    value: jax.Array  # float32 [N, T], V(s_t)
-    next_value: jax.Array  # float32 [N, T], V(s_{t+1}), of the true next observation
-    episode_return: jax.Array  # float32 [N, T], of the episode so far, this step included
 
 
 def update(c: Constants, agent: Agent) -> tuple[Agent, dict[str, jax.Array]]:

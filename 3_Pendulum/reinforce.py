@@ -35,11 +35,12 @@ import optax
 from flax import nnx
 from tensorflow_probability.substrates.jax import distributions as tfd
 
+import environments
 import pictures
 import runs
 import settings
 from environments import CART_POLE as ENV
-from environments import SOLVED, EnvState, evaluate, print_returns, print_row, quick_evaluate
+from environments import SOLVED, EnvState, evaluate, quick_evaluate
 from settings import Count, Positive, Probability, Seed, Size, TwoOrMore
 
 
@@ -398,7 +399,7 @@ def train(c: Constants) -> tuple[Agent, Log, float]:
     for env_step in runs.until_ctrl_c(range(0, c.NUM_STEPS, c.EVAL_INTERVAL)):
         agents, row = all_seeds(agents, env_step + c.EVAL_INTERVAL)
         log.append(jax.device_get(row))
-        print_row(c.NUM_STEPS, SHOWN, log)
+        environments.print_row(c.NUM_STEPS, SHOWN, log)
     return agents, runs.columns(log), compile_seconds
 
 
@@ -418,7 +419,7 @@ def main(arguments: list[str]) -> dict[str, Any]:
     runs.write_log(run_dir, log, c.SEED)
     print(f"trained; now {c.EVAL_EPISODES} greedy episodes each")
     eval_return = evaluate(ENV, policy, agents.actor, c.EVAL_EPISODES).mean(axis=1)  # [NUM_SEEDS]
-    print_returns(c.SEED, eval_return, SOLVED)
+    environments.print_returns(c.SEED, eval_return, SOLVED)
     pictures.draw_reinforce_curve(run_dir / "learning_curve.png", log, c.BASELINE)
     result = {
         "eval_return": eval_return.tolist(),

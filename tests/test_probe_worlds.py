@@ -60,27 +60,26 @@ def probed():
         resets, steps = zip(*(world(kinds, width, **known) for known in given))
         rows = dqn.num_rows(c) if script is dqn else c.NUM_STEPS // c.EVAL_INTERVAL
 
-        def train_in(seed, index):
+        def train_in(key, index):
             """The script's own training, in the world of this number."""
             reset = lambda rng: jax.lax.switch(index, resets, rng)  # noqa: E731
             step = lambda *args: jax.lax.switch(index, steps, *args)  # noqa: E731
+            learn = lambda agent, row: script.learn_and_evaluate(c, key, agent, row)  # noqa: E731
             with pytest.MonkeyPatch.context() as patch:
                 if script is dqn:
                     patch.setattr(cart_pole, "reset", reset)
                     patch.setattr(cart_pole, "step", step)
                     patch.setattr(cart_pole, "MAX_EPISODE_STEPS", 1)  # of the quick evaluation
-                    key = jax.random.key(seed)
-                    learn = lambda agent, row: script.learn_and_evaluate(c, key, agent, row)  # noqa: E731
                     agent = script.fill_buffer(c, key, script.make_agent(c, key))
                 else:
                     scale = dict(max_episode_steps=1, observation_scale=(1.0,) * width)
                     patch.setattr(script, "ENV", SimpleNamespace(reset=reset, step=step, **scale))
+                    agent = script.make_agent(c, index)  # the world's number is its seed
                     learn = lambda agent, _: script.train_row(c, agent)  # noqa: E731
-                    agent = script.make_agent(c, seed)
                 return jax.lax.scan(learn, agent, jnp.arange(rows))[0]
 
-        numbers = jnp.arange(len(given))  # a seed for each world, and the world
-        agents = jax.jit(jax.vmap(train_in))(numbers, numbers)
+        keys = jax.random.split(jax.random.key(0), len(given))
+        agents = jax.jit(jax.vmap(train_in))(keys, jnp.arange(len(given)))
         return {name: unstack(agents, i) for i, name in enumerate([*WORLDS, "actions"])}
 
     return {
