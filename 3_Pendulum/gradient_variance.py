@@ -89,8 +89,8 @@ def measure_variance(c: reinforce.Constants) -> list[dict[str, Any]]:
     train_row = jax.jit(functools.partial(reinforce.train_row, c))
     # the agents as they were at each row of the log
     agent, frozen = reinforce.make_agent(c, c.SEED), []
-    for index in range(c.NUM_STEPS // c.EVAL_INTERVAL):
-        agent, _ = train_row(agent, (index + 1) * c.EVAL_INTERVAL)
+    for env_step in range(0, c.NUM_STEPS, c.EVAL_INTERVAL):
+        agent, _ = train_row(agent, env_step + c.EVAL_INTERVAL)
         frozen.append(agent)
     rows = np.unique(np.geomspace(1, len(frozen), NUM_POLICIES).astype(int)) - 1
     estimate_all = jax.jit(functools.partial(gradient_estimates, c))
