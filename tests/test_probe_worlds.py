@@ -77,7 +77,8 @@ def probed():
                 else:
                     scale = dict(max_episode_steps=1, observation_scale=(1.0,) * width)
                     patch.setattr(script, "ENV", SimpleNamespace(reset=reset, step=step, **scale))
-                    agent = script.make_agent(c, key)
+                    agent = script.make_agent(c, index)  # the world's number is its seed
+                    learn = lambda agent, _: script.train_row(c, agent)  # noqa: E731
                 return jax.lax.scan(learn, agent, jnp.arange(rows))[0]
 
         keys = jax.random.split(jax.random.key(0), len(given))
