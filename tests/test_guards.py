@@ -4,6 +4,7 @@ lost.
 
 import contextlib
 import dataclasses
+import http.server
 import importlib.metadata
 import importlib.util
 import json
@@ -13,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import huggingface_hub
@@ -215,6 +217,58 @@ def small_disk(tmp_path):
         pytest.skip("mounting a small file system needs root")
     yield folder
     subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """Stands in for Hugging Face's hub: the tiny Llama as org/tiny, with weights of a petabyte.
+    Returns the list of files that were fetched.
+    """
+    files, fetched, commit = HERE / "tiny_llama", [], "c" * 40
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_HEAD(self, whole=False):
+            if self.path.startswith("/api/models/org/tiny/"):
+                names = [{"rfilename": path.name} for path in files.iterdir()]
+                content = json.dumps({"id": "org/tiny", "sha": commit, "siblings": names}).encode()
+            else:
+                content = (files / self.path.rpartition("/")[2]).read_bytes()
+            size = 10**15 if self.path.endswith(".safetensors") else len(content)
+            self.send_response(200)
+            self.send_header("ETag", f'"{len(content)}"')
+            self.send_header("X-Repo-Commit", commit)
+            self.send_header("Content-Length", str(size))
+            self.end_headers()
+            if whole:
+                self.wfile.write(content)
+
+        def do_GET(self):
+            fetched.append(self.path.rpartition("/")[2])
+            self.do_HEAD(whole=True)
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    yield fetched
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("more", [[], ["CHECKPOINT_DIR=elsewhere"]])
+def test_a_disk_too_small_for_the_weights_is_refused_before_they_are_fetched(hub, more, tmp_path):
+    said = f"^MODEL=org/tiny: 931322.57 GiB are needed, .* are free in {tmp_path}/?.*; .*HF_HOME"
+    with pytest.raises(UserError, match=said):
+        demo.main([*SHORT, "MODEL=org/tiny", "RUN_DIR=run", *more])
+    assert "config.json" in hub and "model.safetensors" not in hub
+    assert not Path("run").exists()
 
 
 def test_a_disk_too_full_for_the_log_ends_the_training(small_disk):
