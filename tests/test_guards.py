@@ -20,7 +20,7 @@ from pathlib import Path
 import huggingface_hub
 import jax
 import pytest
-from short_runs import SCRIPT, SHORT, run_here
+from short_runs import HANGS, SCRIPT, SHORT, run_here, start
 
 import grpo_llama3_1_8b_demo as demo
 import inference
@@ -220,9 +220,9 @@ def small_disk(tmp_path):
 
 
 @pytest.fixture
-def hub(monkeypatch, tmp_path):
+def hub():
     """Stands in for Hugging Face's hub: the tiny Llama as org/tiny, with weights of a petabyte.
-    Returns the list of files that were fetched.
+    Its address, and the list of what was fetched.
     """
     files, fetched, commit = HERE / "tiny_llama", [], "c" * 40
 
@@ -230,9 +230,14 @@ def hub(monkeypatch, tmp_path):
         protocol_version = "HTTP/1.1"
 
         def do_HEAD(self, whole=False):
-            if self.path.startswith("/api/models/org/tiny/"):
-                names = [{"rfilename": path.name} for path in files.iterdir()]
-                content = json.dumps({"id": "org/tiny", "sha": commit, "siblings": names}).encode()
+            names = [path.name for path in files.iterdir()]
+            if "/tree/" in self.path:
+                rows = [{"type": "file", "path": name, "size": 0, "oid": ""} for name in names]
+                content = json.dumps(rows).encode()
+            elif self.path.startswith("/api/models/org/tiny/"):
+                siblings = [{"rfilename": name} for name in names]
+                about = {"id": "org/tiny", "sha": commit, "siblings": siblings}
+                content = json.dumps(about).encode()
             else:
                 content = (files / self.path.rpartition("/")[2]).read_bytes()
             size = 10**15 if self.path.endswith(".safetensors") else len(content)
@@ -253,21 +258,19 @@ def hub(monkeypatch, tmp_path):
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    yield fetched
+    yield f"http://127.0.0.1:{server.server_port}", fetched
     server.shutdown()
     server.server_close()
 
 
-@pytest.mark.parametrize("more", [[], ["CHECKPOINT_DIR=elsewhere"]])
-def test_a_disk_too_small_for_the_weights_is_refused_before_they_are_fetched(hub, more, tmp_path):
-    said = f"^MODEL=org/tiny: 931322.57 GiB are needed, .* are free in {tmp_path}/?.*; .*HF_HOME"
-    with pytest.raises(UserError, match=said):
-        demo.main([*SHORT, "MODEL=org/tiny", "RUN_DIR=run", *more])
-    assert "config.json" in hub and "model.safetensors" not in hub
+def test_a_disk_too_small_for_the_weights_is_refused_before_they_are_fetched(hub, tmp_path):
+    address, fetched = hub
+    at_hub = dict(HF_ENDPOINT=address, HF_HOME=str(tmp_path / "cache"), HF_HUB_OFFLINE="0")
+    run = start(tmp_path, *SHORT, "MODEL=org/tiny", "RUN_DIR=run", **at_hub)
+    _, error = run.communicate(timeout=HANGS)
+    said = r"error: MODEL=org/tiny: 931322\.57 GiB are needed, .* are free in .*; .* set HF_HOME"
+    assert run.returncode == 2 and re.match(said, error.splitlines()[-1]), error
+    assert "config.json" in fetched and "model.safetensors" not in fetched
     assert not Path("run").exists()
 
 
