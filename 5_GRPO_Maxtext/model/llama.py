@@ -507,10 +507,8 @@ def named_weights(adapter) -> dict[str, np.ndarray]:
 
 def hf_shapes(hf: transformers.PretrainedConfig, config) -> dict[str, tuple[int, ...]]:
     """The shape of each weight by Hugging Face name, in the order of `hf_weights`."""
-    names, shapes = (
-        weight_mapping(hf, config, True)[0],
-        hf_shape.HF_SHAPE[config.model_name](hf.to_dict()),
-    )
+    names = weight_mapping(hf, config, True)[0]
+    shapes = hf_shape.HF_SHAPE[config.model_name](hf.to_dict())
     return {
         str(name): tuple(shapes[name]) for value in names.values() for name in np.atleast_1d(value)
     }
