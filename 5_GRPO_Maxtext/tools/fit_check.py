@@ -13,6 +13,7 @@ counts, too.
     old         log-probs under the policy that answered; with NUM_ITERATIONS above 1
     sync        the new weights in vLLM's layout and dtype; a lower bound, because Tunix does it op
                 by op, which takes four times the float32 weights with LoRA, three times without
+                (`memory.estimate` counts these)
     vllm        a step of vLLM's engine, where it's installed; in its own share of the chip
 
 The compiler doesn't report speed, numerics, or the runtime's own memory. ALGORITHM=PPO adds the
