@@ -63,10 +63,10 @@ TRAINS = """import numpy as np
 import grpo_llama3_1_8b_demo as demo
 
 
-def rollouts(c, llm, task, run):
-    for step, samples in demo.rollouts(c, llm, task, run):
-        turn, lengths = samples.answers.turn, samples.answers.lengths
-        yield step, samples._replace(mask={mask})
+def rollouts(c, llm, task, run, step):
+    samples = demo.rollouts(c, llm, task, run, step)
+    turn, lengths = samples.answers.turn, samples.answers.lengths
+    return samples._replace(mask={mask})
 """
 ALL_TOKENS = "np.arange(turn.shape[-1]) < lengths[..., None]"  # the world's, too
 LAST_TURN = "(turn == turn.max(axis=-1, keepdims=True)) & (turn >= 0)"

@@ -1,7 +1,6 @@
 """The variants that work on rewards, groups, lengths and steps: NumPy, by hand."""
 
 import functools
-import itertools
 import statistics
 import tomllib
 from pathlib import Path
@@ -14,6 +13,7 @@ from tunix.rl import function_registry
 
 import grpo_llama3_1_8b_demo as demo
 import grpo_variants as variants
+import schedules
 import settings
 from model.llm import Answers
 from run.start import check_method
@@ -107,10 +107,11 @@ def rollouts(c, rewards_of, rights_of=None, steps=1, train=40, carried=None, sta
     rows = [dict.fromkeys(names, f"{i:02d}") | {"weight": "1", "source": ""} for i in range(train)]
     grader = SimpleNamespace(functions=[reward], score=functools.partial(of_each, rights_of))
     task = make_task(c, dict(train=rows, test=[], validation=[]), grader, {})
-    run = SimpleNamespace(first_step=start, carried={} if carried is None else carried)
+    run = SimpleNamespace(carried={} if carried is None else carried)
     llm = Echo()
-    found = itertools.islice(variants.choose(c, demo.TABLES).rollouts(c, llm, task, run), steps)
-    return [samples for _, samples in found], llm.asked
+    one_step = variants.choose(c, demo.TABLES).rollouts
+    found = [one_step(c, llm, task, run, step) for step in range(start, start + steps)]
+    return found, llm.asked
 
 
 def test_a_curriculum_takes_the_questions_closest_to_half_right():
@@ -221,7 +222,8 @@ def test_what_a_readers_function_writes_to_its_arguments_stays_there(tmp_path):
     own.write_text(
         "def advantage(samples):\n    samples.rewards[:] = 5\n    return samples.rewards\n"
         "def weights(mask):\n    mask[:] = False\n    return mask * 1.0\n"
-        "def rollouts(c, llm, task, run):\n    task.test[0]['answer'] = 'mine'\n    yield from ()\n"
+        "def rollouts(c, llm, task, run, step):\n    task.test[0]['answer'] += 'mine'\n"
+        "    return llm._replace(questions=task.test[0])\n"
     )
     use, some = variants.choose(constants_of(f"METHOD={own}"), demo.TABLES), samples([1, 2], [3, 4])
     mask, test = np.ones((2, 2, 3), bool), [{"answer": "7"}]
@@ -229,7 +231,8 @@ def test_what_a_readers_function_writes_to_its_arguments_stays_there(tmp_path):
     task = make_task(
         use.c, dict(train=[ROW], test=test, validation=[]), SimpleNamespace(functions=[]), {}
     )
-    assert list(use.rollouts(use.c, None, task, None)) == []
+    for step, answer in enumerate(("7mine", "7minemine")):  # a copy of its own, the same each step
+        assert use.rollouts(use.c, some, task, None, step).questions == {"answer": answer}
     assert some.rewards.tolist() == [[1, 2], [3, 4]] and mask.all() and test == [{"answer": "7"}]
 
 
@@ -253,6 +256,6 @@ def test_the_kl_controller_by_hand():
     """
     beta = 0.5
     for kl, factor in ((0.5, 1.02), (0.001, 0.98), (0.11, 1.01), (float("nan"), 1), (0.1, 1)):
-        before, beta = beta, variants.adaptive_beta(beta, 0.1, kl)
+        before, beta = beta, schedules.adaptive_beta(beta, 0.1, kl)
         np.testing.assert_allclose(beta, before * factor, rtol=1e-12)
-    assert variants.adaptive_beta(0.5, 0.0, 9.0) == 0.5  # no target
+    assert schedules.adaptive_beta(0.5, 0.0, 9.0) == 0.5  # no target

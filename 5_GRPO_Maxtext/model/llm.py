@@ -19,10 +19,10 @@ from tqdm import tqdm
 from tunix.generate.tokenizer_adapter import TokenizerAdapter
 from tunix.rl.rollout.base_rollout import BaseRollout, RolloutConfig, RolloutOutput
 
-from grpo_variants import temperature_at
 from model import devices, llama, lora
 from model.log_probs import entropy_of, log_probs, log_probs_of_states
 from model.rollout import MaxTextRollout, right_padded, sampling_config
+from schedules import temperature_at
 from task import turns
 
 
@@ -80,7 +80,7 @@ class Model:
             return Pi(log_prob, entropy_of(logits))
 
 
-def accumulate_gradients(grad_fn, params, model: Model, batch, use):
+def accumulate_gradients(grad_fn, params, model: Model, batch, method):
     """Applies `grad_fn`, a value-and-gradient function of these arguments, to each gradient pass of
     a batch.
 
@@ -88,11 +88,11 @@ def accumulate_gradients(grad_fn, params, model: Model, batch, use):
     """
 
     def add_pass(total, batch):
-        values, grads = grad_fn(params, model, batch, use)
+        values, grads = grad_fn(params, model, batch, method)
         return jax.tree.map(jnp.add, total, grads), values
 
     if len(batch.mask) == 1:  # a single pass doesn't need an accumulator
-        return grad_fn(params, model, jax.tree.map(lambda x: x[0], batch), use)
+        return grad_fn(params, model, jax.tree.map(lambda x: x[0], batch), method)
     grads, (losses, metrics) = jax.lax.scan(add_pass, jax.tree.map(jnp.zeros_like, params), batch)
     return (losses.sum(), metrics), grads
 
@@ -148,7 +148,10 @@ class Llm:
     def sample(self, questions: dict[str, np.ndarray], step: int) -> RolloutOutput:
         """`generate` in Tunix's format; the key depends on SEED, step, and call in the step."""
         self._calls = self._calls + 1 if step == self._last_step else 0  # a refill asks again
-        self._last_step, self.temperature = step, temperature_at(self.c, step)
+        self._last_step = step
+        self.temperature = temperature_at(
+            step, self.c.NUM_BATCHES, self.c.TEMPERATURE, self.c.TEMPERATURE_END
+        )
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.c.SEED), step), self._calls)
         config = dataclasses.replace(self._how, temperature=self.temperature)
         return self._ask(questions["prompts"].tolist(), questions["question"].tolist(), config, key)
@@ -193,9 +196,15 @@ class Llm:
             ended=turns.ended(output, self.eos_ids),
         )
 
-    def ahead(self, saved: dict[str, Any] | None) -> "SampledAhead":
-        """Samples a step's answers while the previous step trains; `load` waits for them."""
-        self._ahead = SampledAhead(self, saved)
+    def sampled_ahead(self, carried: dict[str, Any]) -> "SampledAhead":
+        """Samples a step's answers while the previous step trains; `load` waits for them.
+
+        `carried` are a run's: they have the answers that an earlier process sampled ahead, and get
+        the function that a checkpoint calls for the newest ones.
+        """
+        if not self._ahead:
+            self._ahead = SampledAhead(self, carried.get("ahead"))
+            carried["ahead"] = self._ahead.to_json
         return self._ahead
 
     # --- batches, log-probs

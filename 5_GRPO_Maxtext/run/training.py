@@ -9,7 +9,7 @@ import io
 import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,14 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tqdm import tqdm
 
-from grpo_variants import adaptive_beta, differ
 from model import devices
 from model.log_probs import mean_metrics
 from run import answers, checkpoints, health, process
 from run.evaluation import HELD_OUT, in_words
 from run.run_files import read_log
+from schedules import adaptive_beta
 from settings import UserError, write_whole
+from task.task import differ
 
 COLUMNS = (  # then, in order of appearance: `sync_gain`, `reward_<function>`, `memory_...`
     "step",
@@ -172,6 +173,9 @@ class TrainingRun:
         self.beta = c.BETA
         self.carried: dict[str, Any] = {}
         self._nonfinite = 0  # updates in a row
+        # the steps that `save` could note now: none before the first one, and none once an update
+        # has overwritten the weights
+        self._saveable = 0
 
     def __enter__(self) -> "TrainingRun":
         logs = self.folder.logs
@@ -189,8 +193,13 @@ class TrainingRun:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, *error) -> bool | None:
-        return self._stack.__exit__(*error)
+    def __exit__(self, kind, error, traceback) -> None:
+        """Saves the steps before one that a faulty reward, environment or METHOD has stopped."""
+        try:
+            if isinstance(error, UserError) and self._saveable:
+                self.save(self._saveable)
+        finally:
+            self._stack.__exit__(kind, error, traceback)
 
     def restore(self, optimizer):
         """params and opt_state of the newest checkpoint, or else the initial ones."""
@@ -223,33 +232,24 @@ class TrainingRun:
             self.folder.run_id,
         )
 
-    def steps(self, rollouts: Iterable[Any]) -> Iterator[Any]:
-        """Yields the rollouts, one per step. Ctrl-C (or SIGTERM) ends them after the current step.
-
-        Either saves a checkpoint first, and so does a UserError, as from a faulty reward or
-        environment.
+    def steps(self) -> Iterator[int]:
+        """The steps to do, counted from 0. Ctrl-C (or SIGTERM) ends them after the current one, and
+        saves a checkpoint.
         """
+        process.check_profile_dir(self.c.PROFILE_DIR)
         self._held_out(self.first_step)
-        rollouts = iter(rollouts)
-        for step in process.traced(range(self.first_step, self.c.NUM_BATCHES), self.c.PROFILE_DIR):
+        for step in range(self.first_step, self.c.NUM_BATCHES):
             if not devices.all_agree(not self._stop.is_set()):
                 self.save(step)
                 raise KeyboardInterrupt
-            self._started = time.perf_counter()
-            try:
-                if (samples := next(rollouts, None)) is None:
-                    ended = f"rollouts ended before step {step + 1} of {self.c.NUM_BATCHES}"
-                    raise UserError(
-                        f"METHOD={self.c.METHOD}: {ended}; yield (step, samples) for each step"
-                    )
-            except UserError:
-                if step:
-                    self.save(step)
-                raise
-            yield samples
+            self._started, self._saveable = time.perf_counter(), step
+            profiled = step - self.first_step + 1 == process.PROFILED_STEP
+            with process.profiler(self.c.PROFILE_DIR if profiled else ""):
+                yield step
 
     def check_finite(self, step: int, metrics) -> None:
         """Raises UserError if too many updates in a row weren't finite; none was applied."""
+        self._saveable = 0
         c, figures = (
             self.c,
             {"loss": float(metrics["loss"]), "gradient norm": float(metrics["grad_norm"])},

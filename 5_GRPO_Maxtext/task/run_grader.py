@@ -232,6 +232,8 @@ def call_user_code(what: str, function: Callable, *arguments, **named):
     """
     try:
         return function(*arguments, **named)
+    except UserError:  # of ours, which it called
+        raise
     except (Exception, SystemExit) as error:
         ours = (str(Path(__file__).parent), sys.prefix, sys.base_prefix, "<")
         places = [

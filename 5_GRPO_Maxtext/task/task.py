@@ -1,6 +1,7 @@
 """The task of a run: its questions and rewards."""
 
 import copy
+import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Optional
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple, Optional
 import jax
 import numpy as np
 
-from grpo_variants import overlong_penalty
+from schedules import overlong_penalty
 from task.questions import mixed_batches
 
 
@@ -37,7 +38,14 @@ class Samples(NamedTuple):
         return jax.tree.map(lambda *arrays: np.concatenate(arrays), self, more)
 
 
-class Task(NamedTuple):
+def differ(values: np.ndarray) -> np.ndarray:
+    """Whether a group's values, [B, G] or [B, G, T], differ by more than rounding: bool [B]."""
+    spread = np.ptp(values, axis=1).reshape(len(values), -1).max(axis=1)
+    return spread > 1e-6 * np.abs(values).reshape(len(values), -1).max(axis=1).clip(1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # hashed as itself, not by its questions
+class Task:
     """Questions and rewards of a run."""
 
     batches: Any  # by step: columns, str [B]
@@ -56,7 +64,7 @@ class Task(NamedTuple):
     def with_copies(self) -> "Task":
         """The same task with copies of its questions, for a METHOD of the user's."""
         rows = {name: copy.deepcopy(getattr(self, name)) for name in ("train", "test", "held_out")}
-        return self._replace(**rows)
+        return dataclasses.replace(self, **rows)
 
     def grade(self, questions: dict[str, np.ndarray], answers) -> Samples:
         """Grades the answers, summing over the rewards. Both arguments hold arrays [B * G, ...]."""
