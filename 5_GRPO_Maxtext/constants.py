@@ -92,7 +92,7 @@ class Arrays:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine(Arrays):
-    """Devices, sharding, memory. The tpu column is for a TPU with vLLM; run/machine.py adapts it to
+    """Devices, sharding, memory. The tpu column is for a TPU with vLLM; machines.py adapts it to
     a GPU.
     """
 

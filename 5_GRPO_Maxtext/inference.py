@@ -24,8 +24,8 @@ from typing import Any, Literal
 
 import settings
 from constants import Arrays
+from plain_text import escape_controls
 from run import checks, run_files
-from run.plain_text import escape_controls
 from run.run_files import Checkpoint
 from settings import Count, Seed, TwoOrMore, UserError, pair
 from task import prompts, questions, run_grader, task_rewards

@@ -28,8 +28,8 @@ from typing import Annotated, Any
 
 import pydantic
 
-from run import machine as machines
-from run.plain_text import escape_controls
+import machines
+from plain_text import escape_controls
 
 # One thread is fastest for matrix products this small, and bitwise reproducible. TPUs ignore this
 # flag.

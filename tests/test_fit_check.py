@@ -20,11 +20,11 @@ from flax import nnx
 from table_policy import train_llm
 
 import grpo_llama3_1_8b_demo as demo
+import machines
 import reward_func
 import settings
 from model import llama
 from model.llm import load_llm, split
-from run import machine as machines
 from run import memory, start
 from settings import UserError
 from task import questions

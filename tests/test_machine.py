@@ -21,9 +21,9 @@ from maxtext.common.common_types import MODEL_MODE_AUTOREGRESSIVE
 from maxtext.layers.attention_op import AttentionOp
 
 import grpo_llama3_1_8b_demo as demo
+import machines
 import settings
 from model import devices, llama
-from run import machine as machines
 from run import start
 from run.run_files import read_log
 

@@ -23,8 +23,7 @@ from flax.linen import partitioning as nn_partitioning
 from jax.experimental import multihost_utils
 
 import settings
-from model.versions import first_line
-from run.machine import (
+from machines import (
     CARDS,
     CHIPS,
     OUTSIDE_JAX,
@@ -36,6 +35,7 @@ from run.machine import (
     attention_fault,
     parse_machine,
 )
+from model.versions import first_line
 from settings import UserError
 
 # %% GPU -------------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from tunix.rl.algo_core import compute_advantages
 
 import settings
 from model.rollout import right_padded
+from plain_text import escape_controls
 from run import answers, page
-from run.plain_text import escape_controls
 from task.grading import grade, grade_lenient
 from task.questions import GRADED
 

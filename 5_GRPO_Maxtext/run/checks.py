@@ -9,7 +9,7 @@ import importlib.util
 import itertools
 
 from constants import Machine
-from run.machine import CARDS, parse_machine
+from machines import CARDS, parse_machine
 from settings import UserError, names_in
 from task import questions, run_grader
 

@@ -21,9 +21,9 @@ import jax
 import numpy as np
 
 import settings
+from machines import CHIPS
 from model import devices, llama, versions
 from run import checkpoints, checks, memory, run_files, run_folder, start
-from run.machine import CHIPS
 from settings import UserError, find_path, reachable
 from task import questions
 

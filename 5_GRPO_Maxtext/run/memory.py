@@ -18,8 +18,8 @@ import jax
 import transformers
 
 import settings
+from machines import TPU, Machine, compiled, parse_machine
 from model import devices, lora
-from run.machine import TPU, Machine, compiled, parse_machine
 from settings import HERE, UserError
 
 GIB = 2**30

@@ -15,7 +15,7 @@ import psutil
 from tqdm import tqdm
 
 import settings
-from run.plain_text import escape_controls
+from plain_text import escape_controls
 from settings import UserError
 
 # compilation cache shared by runs; safe to delete

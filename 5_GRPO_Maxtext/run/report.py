@@ -15,9 +15,9 @@ import psutil
 from etils import epath
 
 import settings
+from plain_text import escape_controls, fenced, table_cell
 from run import evaluation, page
 from run.evaluation import Result
-from run.plain_text import escape_controls, fenced, table_cell
 from run.run_folder import RunFolder
 from task import questions
 

@@ -12,10 +12,10 @@ import numpy as np
 
 import settings
 from grpo_variants import own_functions
+from machines import machine_defaults
 from model import devices, llama, versions
 from model.llm import Answers, Llm, Pi, load_llm
 from run import checks, memory, process, report, run_folder
-from run.machine import machine_defaults
 from run.run_folder import RunFolder
 from settings import UserError
 from task import questions, run_grader, turns

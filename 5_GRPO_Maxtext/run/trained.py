@@ -8,8 +8,8 @@ from tunix.generate.tokenizer_adapter import TokenizerAdapter
 
 from model import llama, lora
 from model.rollout import MaxTextRollout, sampling_config
+from plain_text import escape_controls
 from run import checkpoints, run_folder
-from run.plain_text import escape_controls
 from run.run_files import Checkpoint
 from settings import UserError
 

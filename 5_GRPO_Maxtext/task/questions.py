@@ -28,7 +28,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from run.plain_text import escape_controls
+from plain_text import escape_controls
 from settings import UserError, find_path, reachable
 from task.grading import extract_hash_answer, parse_number
 from task.task_rewards import ground_truth_fault

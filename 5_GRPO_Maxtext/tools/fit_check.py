@@ -73,13 +73,13 @@ from tunix.generate.utils import transfer_state_with_mappings
 
 import grpo_llama3_1_8b_demo as demo
 import grpo_variants
+import machines
+from machines import CARDS, Machine, parse_machine
 from model import devices, llama, lora, versions
 from model.llm import Model, split
 from model.log_probs import log_probs_of_states
 from model.rollout import MaxTextRollout, sampling_config
 from run import checks, dry_run, memory
-from run import machine as machines
-from run.machine import CARDS, Machine, parse_machine
 from settings import UserError
 
 
@@ -92,7 +92,7 @@ class Constants(demo.Constants):
     MODEL: str = memory.LLAMA_3_1_8B
     # Google's names; v5p counts two cores per chip: v5p-8 has 4 chips
     TOPOLOGIES: str = "v5p-8,v6e-8"
-    # in place of TOPOLOGIES: t4, l4, rtx3090, ..., 8xh100; run/cards.csv describes them
+    # in place of TOPOLOGIES: t4, l4, rtx3090, ..., 8xh100; cards.csv describes them
     CARDS: str = ""
     # PPO: with a critic and its optimizer; the update alone
     ALGORITHM: Literal["GRPO", "PPO"] = "GRPO"

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-FOLDER = Path(__file__).resolve().parent
-ASSETS = FOLDER.parent / "assets"
+HERE = Path(__file__).resolve().parent
+ASSETS = HERE / "assets"
 # tokens, of a TPU's flash attention: a longer sequence has to be a multiple of it
 FLASH_BLOCK = 512
 
@@ -58,7 +58,7 @@ def rows_of(path: Path) -> Iterator[dict[str, str]]:
         yield from csv.DictReader(file)
 
 
-CARDS = {row["card"]: row for row in rows_of(FOLDER / "cards.csv")}
+CARDS = {row["card"]: row for row in rows_of(HERE / "cards.csv")}
 
 
 def compiled(machine: str, files: Iterable[str]) -> dict[str, list[dict[str, str]]]:
