@@ -144,7 +144,7 @@ def centered_turn_advantage(samples):
 
 def centered_turns(samples):
     """R_ik - mean_i R_ik, and whether answer i reached turn k: [B, G, K] each, K the most turns."""
-    episodes = samples.answers.texts  # [B, G]
+    episodes = samples.answers.episodes  # [B, G]
     to_go = np.full((*episodes.shape, samples.answers.turn.max() + 1), np.nan)  # [B, G, K]
     for place, episode in np.ndenumerate(episodes):
         to_go[place][: len(episode.to_go)] = episode.to_go

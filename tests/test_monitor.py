@@ -208,10 +208,10 @@ def test_a_group_whose_rewards_differ_by_rounding_has_no_signal():
     rewards = np.array([[0.1 + 0.2, 0.3], [1e10 + 0.1, 1e10 + 0.1 + 2e-6], [0.3, 0.301]])
     texts, ended = np.full((3, 2), "", object), np.ones(6, bool)
     grader = SimpleNamespace(
-        score=lambda texts: np.zeros(6), format_right=bool, right_lenient=lambda texts: np.zeros(6)
+        **dict.fromkeys(("score", "format_right", "right_lenient"), lambda: np.zeros(6))
     )
     written = SimpleNamespace(texts=texts.ravel(), lengths=np.ones(6), ended=ended)
-    flat = SimpleNamespace(answers=written, questions={})
+    flat = SimpleNamespace(answers=written, graded={})
     answers = SimpleNamespace(texts=texts)
     samples = SimpleNamespace(rewards=rewards, flat=lambda: flat, answers=answers, reward_parts={})
     assert training.answer_metrics(grader, samples, 1.0)["zero_variance"] == pytest.approx(2 / 3)

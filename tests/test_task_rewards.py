@@ -189,7 +189,7 @@ EDITS = (
     "completions[0] = 'mine'",
     "columns['answer'][0] = 'mine'",
     "columns['completion_ids'][0][0] = 9",
-    "completions[0].rewards[0] = 9.0",
+    "columns['episodes'][0].rewards[0] = 9.0",
 )
 
 
@@ -197,13 +197,15 @@ EDITS = (
 def test_a_reward_may_write_to_its_arguments_and_nobody_else_sees_it(edit):
     """First of the rewards or last; lists, arrays and an episode's own lists."""
     text = f"def mine(prompts, completions, **columns):\n    {edit}\n    return [0.0, 0.0]"
-    first = Episode("<answer>2</answer>", rewards=[1.0], to_go=[1.0], turn=[0], terminated=True)
-    given = COLUMNS | {"completions": [first, "<answer>3</answer>"], "answer": np.array(["2", "2"])}
+    episodes = [Episode(turn=[0], to_go=[1.0], rewards=[1.0], terminated=True) for _ in range(2)]
+    texts = ["<answer>2</answer>", "<answer>3</answer>"]
+    given = COLUMNS | {"completions": [*texts], "answer": np.array(["2", "2"])}
+    given["episodes"] = episodes
     given["completion_ids"] = [np.array([5, 6]), np.array([5])]
     for order in ("mine,check_answer", "check_answer,mine"):
         points = {f.__name__: f(**given) for f in own(text, order).functions}
         assert points == {"mine": [0.0, 0.0], "check_answer": [3.0, -1.0]}
-    assert given["completions"] == [first, "<answer>3</answer>"] and first.rewards == [1.0]
+    assert given["completions"] == texts and episodes[0].rewards == [1.0]
     assert given["answer"].tolist() == ["2", "2"] and given["completion_ids"][0].tolist() == [5, 6]
 
 

@@ -15,10 +15,9 @@ import grpo_llama3_1_8b_demo as demo
 import grpo_variants as variants
 import schedules
 import settings
-from model.llm import Answers
 from run.start import check_method
 from task.questions import mixed_batches
-from task.task import Samples, make_task
+from task.task import Answers, Samples, make_task
 
 CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 

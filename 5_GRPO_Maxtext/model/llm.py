@@ -24,19 +24,8 @@ from model.log_probs import entropy_of, log_probs, log_probs_of_states
 from model.rollout import MaxTextRollout, right_padded, sampling_config
 from schedules import temperature_at
 from task import turns
-
-
-class Answers(NamedTuple):
-    """N answers as arrays."""
-
-    texts: np.ndarray  # str [N]; with ENVIRONMENT an `Episode` each
-    prompt_ids: np.ndarray  # int32 [N, P], left-padded
-    completion_ids: np.ndarray  # int32 [N, T], right-padded
-    # float32 [N, T], under the distribution the tokens were sampled from
-    sampler_log_prob: np.ndarray
-    turn: np.ndarray  # the turn of each token, int32 [N, T]; -1: an environment's token, or padding
-    lengths: np.ndarray  # tokens, int [N]
-    ended: np.ndarray  # bool [N]: ended by an end-of-sequence token or the environment
+from task.task import Answers
+from task.turns import Episode
 
 
 class Pi(NamedTuple):
@@ -143,10 +132,15 @@ class Llm:
     # --- answers
     def generate(self, questions: dict[str, np.ndarray], step: int) -> Answers:
         """One answer per question (columns [N]), sampled as in training step `step`."""
-        return self.to_arrays(self.sample(questions, step))
+        return self.to_arrays(*self.sample(questions, step))
 
-    def sample(self, questions: dict[str, np.ndarray], step: int) -> RolloutOutput:
-        """`generate` in Tunix's format; the key depends on SEED, step, and call in the step."""
+    def sample(
+        self, questions: dict[str, np.ndarray], step: int
+    ) -> tuple[RolloutOutput, list[Episode] | None]:
+        """`generate` in Tunix's format, and the episodes of ENVIRONMENT.
+
+        The random key depends on SEED, the step, and the call in the step.
+        """
         self._calls = self._calls + 1 if step == self._last_step else 0  # a refill asks again
         self._last_step = step
         self.temperature = temperature_at(
@@ -158,12 +152,12 @@ class Llm:
 
     def _ask(
         self, prompts: list[str], questions: list[str], config: RolloutConfig, key
-    ) -> RolloutOutput:
+    ) -> tuple[RolloutOutput, list[Episode] | None]:
         # vLLM takes no seed per request.
         config = dataclasses.replace(config, seed=None if self.c.ROLLOUT_ENGINE == "vllm" else key)
         if self.c.ENVIRONMENT:
             return turns.walk(self.c, self.rollout, prompts, questions, config)
-        return self.rollout.generate(prompts, config)
+        return self.rollout.generate(prompts, config), None
 
     def answer(self, questions: Sequence[dict[str, str]], config_name: str) -> Answers:
         """One answer per question, sampled with an entry of GENERATION_CONFIGS."""
@@ -176,16 +170,19 @@ class Llm:
             part = questions[start : start + chunk]
             asked = ([row[name] for row in part] for name in ("prompts", "question"))
             chunks.append(
-                self.to_arrays(self._ask(*asked, sampling_config(self.c, config_name), key))
+                self.to_arrays(*self._ask(*asked, sampling_config(self.c, config_name), key))
             )
         return jax.tree.map(lambda *arrays: np.concatenate(arrays), *chunks)
 
-    def to_arrays(self, output: RolloutOutput) -> Answers:
+    def to_arrays(self, output: RolloutOutput, episodes: list[Episode] | None = None) -> Answers:
         """Tunix's lists as arrays."""
         T = self.c.TOTAL_GENERATION_STEPS
-        turn = [
-            getattr(text, "turn", [0] * len(ids)) for text, ids in zip(output.text, output.tokens)
-        ]
+        if episodes:
+            turn = [episode.turn for episode in episodes]
+            ended = [episode.terminated for episode in episodes]
+        else:
+            turn = [[0] * len(ids) for ids in output.tokens]
+            ended = [np.isin(self.eos_ids, ids).any() for ids in output.tokens]
         return Answers(
             texts=np.array(output.text, object),
             prompt_ids=np.asarray(output.left_padded_prompt_tokens, np.int32),
@@ -193,7 +190,8 @@ class Llm:
             sampler_log_prob=right_padded(output.logprobs, T, 0.0, np.float32),
             turn=right_padded(turn, T, -1, np.int32),
             lengths=np.array([len(tokens) for tokens in output.tokens]),
-            ended=turns.ended(output, self.eos_ids),
+            ended=np.array(ended),
+            episodes=np.array(episodes, object) if episodes else None,
         )
 
     def sampled_ahead(self, carried: dict[str, Any]) -> "SampledAhead":
@@ -314,11 +312,11 @@ class SampledAhead:
         self._llm, self._executor, self._next = llm, futures.ThreadPoolExecutor(max_workers=1), None
         if saved:
             self._next = futures.Future()
-            self._next.set_result(RolloutOutput(logits=None, **saved))
+            self._next.set_result((RolloutOutput(logits=None, **saved), None))
 
     def take(self, questions, step: int) -> Answers:
         """The answers sampled ahead; samples them now if there are none."""
-        output = self._next.result() if self._next else self._llm.sample(questions, step)
+        output, _ = self._next.result() if self._next else self._llm.sample(questions, step)
         self._next = None
         return self._llm.to_arrays(output)
 
@@ -336,7 +334,7 @@ class SampledAhead:
         """The answers ahead, for a checkpoint."""
         if not self._next:
             return None
-        output = self._next.result()
+        output, _ = self._next.result()
         return {
             "text": output.text,
             "tokens": [np.asarray(row).tolist() for row in output.tokens],

@@ -47,8 +47,8 @@ HELD_OUT = {  # columns: figures of `evaluate`, on rows where a step ends with o
 }
 
 
-def grade(grader, rows: Sequence[Mapping[str, str]], answers) -> dict[str, Any]:
-    """Grades an answer (`Answers` of model/llm.py) to each of Q questions.
+def grade(grader: Grader, rows: Sequence[Mapping[str, str]], answers: "Answers") -> dict[str, Any]:
+    """Grades an answer (`Answers` of task/task.py) to each of Q questions.
 
     Returns:
         Shares `answer_accuracy` (right, in the requested format), `lenient_accuracy` (the last
@@ -60,9 +60,10 @@ def grade(grader, rows: Sequence[Mapping[str, str]], answers) -> dict[str, Any]:
     """
     texts = answers.texts.tolist()
     columns = {name: [row[name] for row in rows] for name in GRADED}
-    scores = grader.score(texts, **columns)
-    correct, lenient = scores >= 1, grader.right_lenient(texts, **columns)
-    formed = np.array([grader.format_right(text) for text in texts])
+    columns |= {"completions": texts, "episodes": answers.episodes}
+    scores = grader.score(**columns)
+    correct, lenient = scores >= 1, grader.right_lenient(**columns)
+    formed = grader.format_right(**columns)
     close = [
         is_close(text, row["answer"], 0.1)
         for text, row in zip(texts, rows, strict=True)

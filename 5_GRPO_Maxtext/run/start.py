@@ -14,13 +14,13 @@ import settings
 from grpo_variants import own_functions
 from machines import machine_defaults
 from model import devices, llama, versions
-from model.llm import Answers, Llm, Pi, load_llm
+from model.llm import Llm, Pi, load_llm
 from run import checks, memory, process, report, run_folder
 from run.run_folder import RunFolder
 from settings import UserError
 from task import questions, run_grader, turns
 from task.prompts import check_form, make_prompts
-from task.task import Samples, Task, make_task
+from task.task import Answers, Samples, Task, make_task
 
 
 def prepare(c, tables) -> None:
@@ -41,21 +41,21 @@ def small_samples(c) -> Samples:
         turns_of[0] = [0, -1, 1]  # the environment's token between two of the model's
     turn = np.array([turns_of] * B, np.int32)  # [B, G, T]
     rewards = np.array([[0.0, 1, 1, 3], [0, 0, 0, 0]])  # [B, G]
-    texts = np.full((B, G), "<answer>7</answer>", object)
-    for place, text in np.ndenumerate(texts) if c.ENVIRONMENT else ():
-        parts = [0.0] * turn[place].max() + [rewards[place]]
-        to_go = [rewards[place]] * len(parts)
-        told = dict(turn=turn[place].tolist(), to_go=to_go, rewards=parts, terminated=True)
-        texts[place] = turns.Episode(text, **told)
+    episodes = np.full((B, G), None, object) if c.ENVIRONMENT else None
+    for place, total in np.ndenumerate(rewards) if c.ENVIRONMENT else ():
+        parts = [0.0] * turn[place].max() + [total]
+        to_go = [total] * len(parts)
+        episodes[place] = turns.Episode(turn[place].tolist(), to_go, parts, terminated=True)
     ids, log_prob = np.full((B, G, T), 2, np.int32), np.full((B, G, T), -0.5, np.float32)
     answers = Answers(
-        texts=texts,
+        texts=np.full((B, G), "<answer>7</answer>", object),
         prompt_ids=ids,
         completion_ids=ids,
         sampler_log_prob=log_prob,
         turn=turn,
         lengths=np.array([[3, 2, 1, 3]] * B),
         ended=np.ones((B, G), bool),
+        episodes=episodes,
     )
     columns = "prompts", "question", "answer", "data_source", "extra_info", "source", "line"
     asked = {name: np.full((B, G), "7") for name in columns}

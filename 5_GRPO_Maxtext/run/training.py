@@ -26,7 +26,8 @@ from run.evaluation import HELD_OUT, in_words
 from run.run_files import read_log
 from schedules import adaptive_beta
 from settings import UserError, write_whole
-from task.task import differ
+from task.run_grader import Grader
+from task.task import Samples, differ
 
 COLUMNS = (  # then, in order of appearance: `sync_gain`, `reward_<function>`, `memory_...`
     "step",
@@ -55,25 +56,25 @@ COLUMNS = (  # then, in order of appearance: `sync_gain`, `reward_<function>`, `
 )
 
 
-def answer_metrics(grader, samples, seconds: float) -> dict[str, float]:
-    """Metrics of a step's answers, `Samples`, by column; `seconds`: how long the step took.
+def answer_metrics(grader: Grader, samples: Samples, seconds: float) -> dict[str, float]:
+    """Metrics of a step's answers by column; `seconds`: how long the step took.
 
     `zero_variance`: share of groups whose G rewards are all equal but for rounding, so they give no
     gradient.
     `distinct`: how many different answers a group has, 1 to G.
     """
     rewards, flat = samples.rewards, samples.flat()  # [B, G], and arrays [N, ...]
-    written = flat.answers
+    written, graded = flat.answers, flat.graded
     return {
         "reward": rewards.mean(),
         "reward_std": rewards.std(axis=1, ddof=1).mean(),  # G - 1, as in the advantage
-        "correct": np.mean(grader.score(written.texts, **flat.questions) >= 1),
-        "format_ok": np.mean([grader.format_right(text) for text in written.texts]),
+        "correct": np.mean(grader.score(**graded) >= 1),
+        "format_ok": np.mean(grader.format_right(**graded)),
         "zero_variance": np.mean(~differ(rewards)),
         "length": written.lengths.mean(),
         "distinct": np.mean([len(set(texts)) for texts in samples.answers.texts]),
         "cut_off": np.mean(~written.ended),
-        "correct_lenient": np.mean(grader.right_lenient(written.texts, **flat.questions)),
+        "correct_lenient": np.mean(grader.right_lenient(**graded)),
         "answers": rewards.size,
         "seconds": seconds,
         "tokens_per_second": written.lengths.sum() / seconds,

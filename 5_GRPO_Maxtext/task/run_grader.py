@@ -94,9 +94,9 @@ THINK_REWARDS = {
 }
 
 
-def episode_return(prompts, completions, **kwargs) -> list[float]:
+def episode_return(prompts, completions, episodes, **kwargs) -> list[float]:
     """The discounted return of an ENVIRONMENT episode, with GAMMA."""
-    return [episode.to_go[0] for episode in completions]
+    return [episode.to_go[0] for episode in episodes]
 
 
 # %% Which rewards a run uses ----------------------------------------------------------------------
@@ -125,21 +125,25 @@ class Grader:
         """Whether only the environment rewards: then ending with a reward above 0 is right."""
         return self.names == ("episode_return",)
 
-    def score(self, completions, answer, data_source, extra_info, **columns) -> np.ndarray:
+    def score(
+        self, completions, answer, data_source, extra_info, episodes=None, **columns
+    ) -> np.ndarray:
         """One score per completion, float [N]; 1 or more counts as right.
 
-        Uses `compute_score` if it's one of the rewards; else 1 for exactly the right number in the
+        `episodes` are those of ENVIRONMENT. Uses `compute_score` if it's one of the rewards; else 1 for exactly the right number in the
         answer tags, and 0 for anything else.
         """
         if self.by_world:
-            return np.array([float(episode.right) for episode in completions])
+            return np.array([float(episode.right) for episode in episodes])
         if "compute_score" in self.names:
             function = self.functions[self.names.index("compute_score")]
             given = {"answer": answer, "data_source": data_source, "extra_info": extra_info}
             return np.array(function(prompts=None, completions=completions, **given))
         return np.array([float(grade(*pair)) for pair in zip(completions, answer, strict=True)])
 
-    def right_lenient(self, completions, answer, data_source, extra_info, **columns) -> np.ndarray:
+    def right_lenient(
+        self, completions, answer, data_source, extra_info, episodes=None, **columns
+    ) -> np.ndarray:
         """Whether each one's last number is right, or `score` if gold isn't a number; bool [N]."""
         by_number = [not self.by_world and parse_number(str(gold)) is not None for gold in answer]
         lenient = [
@@ -147,15 +151,17 @@ class Grader:
         ]
         if all(by_number):  # nothing to grade a second time
             return np.array(lenient)
-        return np.where(
-            by_number, lenient, self.score(completions, answer, data_source, extra_info) >= 1
-        )
+        right = self.score(completions, answer, data_source, extra_info, episodes) >= 1
+        return np.where(by_number, lenient, right)
 
-    def format_right(self, completion: str) -> bool:
-        """Whether it has the format that the prompt asks for, or the environment ended it."""
+    def format_right(self, completions, episodes=None, **columns) -> np.ndarray:
+        """Whether each one has the format that the prompt asks for, or the environment ended it;
+        bool [N].
+        """
         if self.by_world:
-            return completion.terminated
-        return format_ok(completion, THINK_TAGS if self.think_tags else TAGS)
+            return np.array([episode.terminated for episode in episodes])
+        tags = THINK_TAGS if self.think_tags else TAGS
+        return np.array([format_ok(completion, tags) for completion in completions])
 
     def votes(self, completions: Sequence[str], data_source: str | None = None) -> list[str | None]:
         """Each completion's answer, as the first completion with the same answer spelled it; None
