@@ -15,13 +15,20 @@ import pydantic
 import tyro
 from pydantic import Field
 
+# The ranges a constant can have. This file is the same in folders 1 to 4; `make copies` copies it.
 Count = Annotated[int, Field(ge=1, lt=10**9)]
 CountOrOff = Annotated[int, Field(ge=0, lt=10**9)]
+# of an array, or copies of something: memory is the limit
+Size = Annotated[int, Field(ge=1, le=10_000)]
 TwoOrMore = Annotated[int, Field(ge=2, le=10_000)]
+UpTo64 = Annotated[int, Field(ge=1, le=64)]  # each is compiled on its own
 Positive = Annotated[float, Field(gt=0, le=1e9)]
+PositiveOrInf = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0, le=1e9)]
 Negative = Annotated[float, Field(lt=0, ge=-1e9)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**31 - 1_000)]
 
 

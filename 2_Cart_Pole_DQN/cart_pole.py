@@ -60,6 +60,19 @@ def step(state: EnvState, action: jax.Array) -> tuple[EnvState, Transition]:
     return next_state, Transition(state.obs, action, reward, next_obs, terminated, truncated)
 
 
+def step_or_reset(
+    state: EnvState, action: jax.Array, rng: jax.Array
+) -> tuple[EnvState, Transition, jax.Array]:
+    """`step`; if it ends the episode, the state that follows is the first of another one.
+
+    Also returns the return of the episode that ended, nan if none did. The transition is `step`'s.
+    """
+    next_state, transition = step(state, action)
+    ended = transition.terminated | transition.truncated
+    env_state = jax.tree.map(lambda new, old: jnp.where(ended, new, old), reset(rng), next_state)
+    return env_state, transition, jnp.where(ended, next_state.episode_return, jnp.nan)
+
+
 def quick_evaluate(
     network: Callable, rng: jax.Array, gamma: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -16,21 +16,21 @@ prioritized replay and no dueling heads (ten of ten seeds do without), no Huber 
 need no guard against large errors), no correction of the n-step return for the older policy that
 played it (as in Rainbow; with epsilon near 0 the two seldom disagree).
 
-Read first: `update` (two steps of environment, one of gradient), `train_step`, `td_target`.
+Read from top to bottom: `update` is the whole algorithm, one environment step at a time. The
+formulas it calls come before it, the loop around it comes after.
 
     python 2_Cart_Pole_DQN/cart_pole_dqn.py           # ten seeds at once: 40 seconds on 2 cores
     python 2_Cart_Pole_DQN/cart_pole_dqn.py N_STEPS=1 NUM_SEEDS=3
     python 2_Cart_Pole_DQN/cart_pole_dqn.py --help    # all constants
 """
 
-import functools
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 
@@ -72,7 +72,7 @@ class Constants:
     DECAY_STEPS: Count = 10_000  # environment steps from EPSILON_START to EPSILON_END
     # --- the run
     SEED: Seed = 0  # of the first seed
-    NUM_SEEDS: Size = 10  # SEED, SEED + 1, ...: trained side by side by jax.vmap
+    NUM_SEEDS: Size = 10  # SEED, SEED + 1, ...: trained side by side
     # environment steps between evaluations of the greedy policy during training
     EVAL_INTERVAL: Count = 1_000
     # greedy episodes per seed after training, on Gymnasium's own CartPole-v1
@@ -80,33 +80,36 @@ class Constants:
     RUN_DIR: str = ""  # empty: runs/cart_pole_dqn/<time>
 
     def __post_init__(self):
-        window = f"from N_STEPS={self.N_STEPS} to 10000000"
+        buffer = f"from N_STEPS={self.N_STEPS} to 10000000"
         settings.check(
-            self, "REPLAY_CAPACITY", self.N_STEPS <= self.REPLAY_CAPACITY <= 10**7, window
+            self, "REPLAY_CAPACITY", self.N_STEPS <= self.REPLAY_CAPACITY <= 10**7, buffer
         )
-        settings.check(self, "LEARNING_STARTS", self.N_STEPS <= self.LEARNING_STARTS, window)
-        for name in ("EVAL_INTERVAL", "TARGET_SYNC_INTERVAL"):
-            whole = getattr(self, name) % self.TRAIN_INTERVAL == 0
-            settings.check(self, name, whole, f"a multiple of TRAIN_INTERVAL={self.TRAIN_INTERVAL}")
-        steps = self.NUM_STEPS - self.LEARNING_STARTS
-        text = (
-            f"LEARNING_STARTS={self.LEARNING_STARTS} plus a multiple of "
-            f"EVAL_INTERVAL={self.EVAL_INTERVAL}"
+        last = self.NUM_STEPS - self.TRAIN_INTERVAL  # to have one gradient step at least
+        starts = f"from N_STEPS={self.N_STEPS} to NUM_STEPS - TRAIN_INTERVAL = {last}"
+        settings.check(
+            self, "LEARNING_STARTS", self.N_STEPS <= self.LEARNING_STARTS <= last, starts
         )
-        settings.check(self, "NUM_STEPS", steps > 0 and steps % self.EVAL_INTERVAL == 0, text)
+        whole = f"a multiple of EVAL_INTERVAL={self.EVAL_INTERVAL}"
+        settings.check(self, "NUM_STEPS", self.NUM_STEPS % self.EVAL_INTERVAL == 0, whole)
         below = f"at most EPSILON_START={self.EPSILON_START}"
         settings.check(self, "EPSILON_END", self.EPSILON_END <= self.EPSILON_START, below)
 
+    @property
+    def num_updates(self) -> int:
+        """Gradient steps of each seed."""
+        return self.NUM_STEPS // self.TRAIN_INTERVAL - self.LEARNING_STARTS // self.TRAIN_INTERVAL
 
-# %% Networks --------------------------------------------------------------------------------------
-class MLP(nnx.Module):
-    """A network of two hidden layers, float32: [..., inputs] to [..., outputs]."""
 
-    def __init__(self, scale: tuple, hidden_size: int, outputs: int, rngs: nnx.Rngs):
-        self.scale = scale  # of the inputs, which are divided by it
-        self.hidden_1 = nnx.Linear(len(scale), hidden_size, rngs=rngs)
-        self.hidden_2 = nnx.Linear(hidden_size, hidden_size, rngs=rngs)
-        self.output = nnx.Linear(hidden_size, outputs, rngs=rngs)
+# %% Network ---------------------------------------------------------------------------------------
+class QNetwork(nnx.Module):
+    """Q(s, .) of both actions at once, float32: observations [..., 4] to values [..., 2]."""
+
+    def __init__(self, c: Constants, rng: jax.Array):
+        rngs = nnx.Rngs(rng)
+        self.scale = env.OBSERVATION_SCALE if c.SCALE_OBSERVATIONS else (1.0,) * 4
+        self.hidden_1 = nnx.Linear(4, c.HIDDEN_SIZE, rngs=rngs)
+        self.hidden_2 = nnx.Linear(c.HIDDEN_SIZE, c.HIDDEN_SIZE, rngs=rngs)
+        self.output = nnx.Linear(c.HIDDEN_SIZE, 2, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = nnx.relu(self.hidden_1(x / jnp.array(self.scale)))
@@ -114,176 +117,7 @@ class MLP(nnx.Module):
         return self.output(x)
 
 
-def make_network(c: Constants, rng: jax.Array) -> MLP:
-    """Untrained: Q(s, .) of all actions at once, observations [..., 4] to [..., 2]."""
-    scale = env.OBSERVATION_SCALE if c.SCALE_OBSERVATIONS else (1.0,) * 4
-    return MLP(scale, c.HIDDEN_SIZE, 2, nnx.Rngs(rng))
-
-
-# %% Training --------------------------------------------------------------------------------------
-class ReplayBuffer(NamedTuple):
-    """A ring of one environment's last REPLAY_CAPACITY transitions, in the order of play."""
-
-    rows: env.Transition  # each [REPLAY_CAPACITY, ...]
-    count: jax.Array  # int32 [], transitions ever added
-
-
-class Agent(NamedTuple):
-    """Everything that changes while learning; the carry of the loops."""
-
-    online: MLP
-    target: MLP
-    optimizer: nnx.Optimizer
-    replay_buffer: ReplayBuffer
-    env_state: env.EnvState
-
-
-class Log(NamedTuple):
-    """One row for each EVAL_INTERVAL; after training [NUM_SEEDS, rows]."""
-
-    env_step: jax.Array  # int32, environment steps so far
-    epsilon: jax.Array
-    episode_return: jax.Array  # mean over the episodes that ended in this interval, nan if none did
-    eval_return: jax.Array  # greedy policy, a mean over a few episodes in the JAX environment
-    max_q: jax.Array  # max_a Q(s_0, a) at the first states of those episodes
-    discounted_return: jax.Array  # what really came of them, discounted by GAMMA
-    loss: jax.Array
-    mean_q: jax.Array
-
-
-SHOWN = ["epsilon", "episode_return", "eval_return", "mean_q", "loss"]
-
-
-def train(c: Constants) -> tuple[Agent, Log, float]:
-    """Trains all seeds, a row at a time: agents [NUM_SEEDS, ...], log [NUM_SEEDS, rows], compile
-    seconds.
-    """
-    agents, train_row, compile_seconds = runs.compile_row(
-        c, lambda c, rng: fill_buffer(c, rng, make_agent(c, rng)), learn_and_evaluate
-    )
-    log = []
-    for index in runs.until_ctrl_c(range(num_rows(c))):
-        agents, row = train_row(agents, index)
-        log.append(jax.device_get(row))
-        env.print_row(c.NUM_STEPS, SHOWN, log)
-    return agents, Log(*(np.stack(column, axis=1) for column in zip(*log))), compile_seconds
-
-
-def num_rows(c: Constants) -> int:
-    """Rows of the log of one seed."""
-    return (c.NUM_STEPS - c.LEARNING_STARTS) // c.EVAL_INTERVAL
-
-
-def learn_and_evaluate(
-    c: Constants, rng: jax.Array, agent: Agent, index: jax.Array
-) -> tuple[Agent, Log]:
-    """EVAL_INTERVAL environment steps of one seed, then its greedy policy's score: row `index`."""
-    *_, learning_rng = jax.random.split(rng, 4)
-    eval_rng, learn_rng = jax.random.split(jax.random.split(learning_rng, num_rows(c))[index])
-    env_step = c.LEARNING_STARTS + index * c.EVAL_INTERVAL
-    steps = env_step + jnp.arange(0, c.EVAL_INTERVAL, c.TRAIN_INTERVAL)
-    rngs = jax.random.split(learn_rng, len(steps))
-    agent, (episode_returns, loss, mean_q) = jax.lax.scan(
-        functools.partial(update, c), agent, (steps, rngs)
-    )
-    eval_return, max_q, discounted_return = env.quick_evaluate(agent.online, eval_rng, c.GAMMA)
-    end = env_step + c.EVAL_INTERVAL
-    return agent, Log(
-        end,
-        epsilon_at(c, end),
-        jnp.nanmean(episode_returns),
-        eval_return,
-        max_q,
-        discounted_return,
-        loss.mean(),
-        mean_q.mean(),
-    )
-
-
-def make_agent(c: Constants, rng: jax.Array) -> Agent:
-    """An untrained network, its copy, its optimizer, an empty buffer and a first state."""
-    network_rng, reset_rng, *_ = jax.random.split(rng, 4)
-    num_updates = (c.NUM_STEPS - c.LEARNING_STARTS) // c.TRAIN_INTERVAL
-    learning_rate = optax.linear_schedule(c.LEARNING_RATE, c.LEARNING_RATE_END, num_updates)
-    online, env_state = make_network(c, network_rng), env.reset(reset_rng)
-    row = jax.eval_shape(lambda: env.step(env_state, jnp.int32(0))[1])
-    rows = jax.tree.map(lambda x: jnp.zeros((c.REPLAY_CAPACITY, *x.shape), x.dtype), row)
-    return Agent(
-        online=online,
-        target=nnx.clone(online),  # starts equal
-        optimizer=nnx.Optimizer(online, optax.adam(learning_rate), wrt=nnx.Param),
-        replay_buffer=ReplayBuffer(rows, jnp.int32(0)),
-        env_state=env_state,
-    )
-
-
-def fill_buffer(c: Constants, rng: jax.Array, agent: Agent) -> Agent:
-    """Plays the first LEARNING_STARTS steps into the buffer."""
-    _, _, warmup_rng, _ = jax.random.split(rng, 4)
-    steps = jnp.arange(c.LEARNING_STARTS), jax.random.split(warmup_rng, c.LEARNING_STARTS)
-    return jax.lax.scan(functools.partial(collect, c), agent, steps)[0]
-
-
-def update(c: Constants, agent: Agent, x: tuple[jax.Array, jax.Array]):
-    """TRAIN_INTERVAL environment steps from x = (env_step, rng) on, then one gradient step."""
-    env_step, rng = x
-    sample_rng, *collect_rngs = jax.random.split(rng, 1 + c.TRAIN_INTERVAL)
-    # 1. collect
-    steps = env_step + jnp.arange(c.TRAIN_INTERVAL)
-    agent, episode_returns = jax.lax.scan(
-        functools.partial(collect, c), agent, (steps, jnp.stack(collect_rngs))
-    )
-    # 2. sample from the buffer, which also holds what older policies played
-    batch = sample(agent.replay_buffer, sample_rng, c.BATCH_SIZE, c.N_STEPS)
-    # 3. judge and learn
-    loss, mean_q = train_step(c, agent, batch)
-    # 4. copy the online network into the target network every TARGET_SYNC_INTERVAL steps
-    learning_steps = env_step + c.TRAIN_INTERVAL - c.LEARNING_STARTS
-    params = nnx.state(agent.online), nnx.state(agent.target)
-    nnx.update(agent.target, optax.periodic_update(*params, learning_steps, c.TARGET_SYNC_INTERVAL))
-    return agent, (episode_returns, loss, mean_q)
-
-
-def collect(c: Constants, agent: Agent, x: tuple[jax.Array, jax.Array]) -> tuple[Agent, jax.Array]:
-    """Plays step x = (env_step, rng) into the buffer; returns the episode's return if it ended,
-    else nan.
-    """
-    env_step, rng = x
-    action_rng, reset_rng = jax.random.split(rng)
-    action = select_action(agent.online(agent.env_state.obs), epsilon_at(c, env_step), action_rng)
-    next_state, transition = env.step(agent.env_state, action)
-    ended = transition.terminated | transition.truncated
-    env_state = jax.tree.map(
-        lambda new, old: jnp.where(ended, new, old), env.reset(reset_rng), next_state
-    )
-    episode_return = jnp.where(ended, next_state.episode_return, jnp.nan)
-    return agent._replace(
-        replay_buffer=add(agent.replay_buffer, transition), env_state=env_state
-    ), episode_return
-
-
-def train_step(c: Constants, agent: Agent, batch: env.Transition) -> tuple[jax.Array, jax.Array]:
-    """One gradient step on the mean squared TD error, which changes the online network in place.
-
-    `batch`: windows of N_STEPS transitions, each [B, n, ...]. Returns the loss and the mean Q(s_t,
-    a_t), [].
-    """
-    reward, steps, last = n_step(batch, c.GAMMA)  # [B], [B], [B, ...]
-    next_q = next_value(agent.online if c.DOUBLE_DQN else agent.target, agent.target, last.next_obs)
-    y = td_target(reward, last.terminated, next_q, c.GAMMA**steps)  # [B]
-
-    def loss_fn(online: MLP) -> tuple[jax.Array, jax.Array]:
-        q = online(batch.obs[:, 0])  # [B, 2]
-        # [B], else y - q broadcasts to [B, B]
-        q = jnp.take_along_axis(q, batch.action[:, :1], axis=1)[:, 0]
-        return jnp.mean((y - q) ** 2), q.mean()
-
-    (loss, mean_q), gradient = nnx.value_and_grad(loss_fn, has_aux=True)(agent.online)
-    agent.optimizer.update(agent.online, gradient)
-    return loss, mean_q
-
-
-# %% Algorithm -------------------------------------------------------------------------------------
+# %% Formulas --------------------------------------------------------------------------------------
 def epsilon_at(c: Constants, env_step: jax.Array) -> jax.Array:
     """Probability of a random action: EPSILON_START at step 0, EPSILON_END from DECAY_STEPS on."""
     return optax.linear_schedule(c.EPSILON_START, c.EPSILON_END, c.DECAY_STEPS)(env_step)
@@ -294,6 +128,13 @@ def select_action(q: jax.Array, epsilon: jax.Array, rng: jax.Array) -> jax.Array
     coin_rng, action_rng = jax.random.split(rng)
     random_action = jax.random.randint(action_rng, (), 0, len(q))
     return jnp.where(jax.random.uniform(coin_rng) < epsilon, random_action, q.argmax())
+
+
+class ReplayBuffer(NamedTuple):
+    """A ring of one environment's last REPLAY_CAPACITY transitions, in the order of play."""
+
+    rows: env.Transition  # each [REPLAY_CAPACITY, ...]
+    count: jax.Array  # int32 [], transitions ever added
 
 
 def add(buffer: ReplayBuffer, transition: env.Transition) -> ReplayBuffer:
@@ -338,7 +179,7 @@ def n_step(batch: env.Transition, gamma: float) -> tuple[jax.Array, jax.Array, e
     return (counts * discounts * batch.reward).sum(axis=1), m, last
 
 
-def next_value(chooser: MLP, target: MLP, next_obs: jax.Array) -> jax.Array:
+def next_value(chooser: QNetwork, target: QNetwork, next_obs: jax.Array) -> jax.Array:
     """Q_target(s', argmax_a Q_chooser(s', a)): [B, 4] to [B].
 
     Double DQN (van Hasselt et al. 2016, eq. 4) lets the online network choose. With the target
@@ -360,6 +201,144 @@ def td_target(
     return jax.lax.stop_gradient(reward + gamma * (1 - terminated) * next_q)
 
 
+# %% DQN -------------------------------------------------------------------------------------------
+class Agent(NamedTuple):
+    """Everything that changes while learning."""
+
+    online: QNetwork
+    target: QNetwork
+    optimizer: nnx.Optimizer
+    replay_buffer: ReplayBuffer
+    env_state: env.EnvState
+    rng: jax.Array  # the random key that all others are split from
+
+
+def train_step(c: Constants, agent: Agent, batch: env.Transition) -> tuple[jax.Array, jax.Array]:
+    """One gradient step on the mean squared TD error, which changes the online network in place.
+
+    `batch`: windows of N_STEPS transitions, each [B, n, ...]. Returns the loss and the mean Q(s_t,
+    a_t), [].
+    """
+    reward, steps, last = n_step(batch, c.GAMMA)  # [B], [B], [B, ...]
+    next_q = next_value(agent.online if c.DOUBLE_DQN else agent.target, agent.target, last.next_obs)
+    y = td_target(reward, last.terminated, next_q, c.GAMMA**steps)  # [B]
+
+    def loss_fn(online: QNetwork) -> tuple[jax.Array, jax.Array]:
+        q = online(batch.obs[:, 0])  # [B, 2]
+        # [B], else y - q broadcasts to [B, B]
+        q = jnp.take_along_axis(q, batch.action[:, :1], axis=1)[:, 0]
+        return jnp.mean((y - q) ** 2), q.mean()
+
+    (loss, mean_q), gradient = nnx.value_and_grad(loss_fn, has_aux=True)(agent.online)
+    agent.optimizer.update(agent.online, gradient)
+    return loss, mean_q
+
+
+def update(c: Constants, agent: Agent, env_step: jax.Array) -> tuple[Agent, dict[str, jax.Array]]:
+    """One turn of the loop in algorithm 1 of Mnih et al. 2015: plays step number `env_step`, then
+    does what's due.
+
+    Also returns metrics, float32 [] each, nan where this step has none.
+    """
+    rng, action_rng, reset_rng, sample_rng = jax.random.split(agent.rng, 4)
+    # With probability epsilon play any action, else the best one.
+    q = agent.online(agent.env_state.obs)  # [2]
+    action = select_action(q, epsilon_at(c, env_step), action_rng)
+    env_state, transition, episode_return = env.step_or_reset(agent.env_state, action, reset_rng)
+    # Store the transition.
+    replay_buffer = add(agent.replay_buffer, transition)
+    agent = agent._replace(replay_buffer=replay_buffer, env_state=env_state, rng=rng)
+
+    # Every TRAIN_INTERVAL steps: sample a batch and learn from it.
+    played = env_step + 1
+    due = (played > c.LEARNING_STARTS) & (played % c.TRAIN_INTERVAL == 0)
+
+    def learn(agent: Agent) -> tuple[Agent, jax.Array, jax.Array]:
+        batch = sample(agent.replay_buffer, sample_rng, c.BATCH_SIZE, c.N_STEPS)
+        loss, mean_q = train_step(c, agent, batch)
+        return agent, loss, mean_q
+
+    def wait(agent: Agent) -> tuple[Agent, float, float]:
+        return agent, jnp.nan, jnp.nan
+
+    agent, loss, mean_q = jax.lax.cond(due, learn, wait, agent)  # `if due`, compiled
+    # Every TARGET_SYNC_INTERVAL steps: target = a copy of online.
+    target = optax.periodic_update(agent.online, agent.target, played, c.TARGET_SYNC_INTERVAL)
+    metrics = {"episode_return": episode_return, "loss": loss, "mean_q": mean_q}
+    return agent._replace(target=target), metrics
+
+
+# %% Training --------------------------------------------------------------------------------------
+class Log(NamedTuple):
+    """One row for each EVAL_INTERVAL; after training [NUM_SEEDS, rows]."""
+
+    env_step: jax.Array  # int32, environment steps so far
+    epsilon: jax.Array
+    # means over the interval, nan if it has none:
+    episode_return: jax.Array  # of the episodes that ended
+    loss: jax.Array  # of the gradient steps
+    mean_q: jax.Array  # of the actions in their batches
+    # a look at the greedy policy, means over a few episodes in the JAX environment:
+    eval_return: jax.Array
+    max_q: jax.Array  # max_a Q(s_0, a) at the first states
+    discounted_return: jax.Array  # what really came of them, discounted by GAMMA
+
+
+SHOWN = ["epsilon", "episode_return", "eval_return", "mean_q", "loss"]
+
+
+def make_agent(c: Constants, seed: jax.Array) -> Agent:
+    """An untrained network, its copy, its optimizer, an empty buffer and a first state."""
+    rng, network_rng, reset_rng = jax.random.split(jax.random.key(seed), 3)
+    online, env_state = QNetwork(c, network_rng), env.reset(reset_rng)
+    learning_rate = optax.linear_schedule(c.LEARNING_RATE, c.LEARNING_RATE_END, c.num_updates)
+    _, row = env.step(env_state, jnp.int32(0))  # only its shapes matter
+    rows = jax.tree.map(lambda x: jnp.zeros((c.REPLAY_CAPACITY, *x.shape), x.dtype), row)
+    return Agent(
+        online=online,
+        target=nnx.clone(online),  # starts equal
+        optimizer=nnx.Optimizer(online, optax.adam(learning_rate), wrt=nnx.Param),
+        replay_buffer=ReplayBuffer(rows, jnp.int32(0)),
+        env_state=env_state,
+        rng=rng,
+    )
+
+
+def train_row(c: Constants, agent: Agent, env_step: jax.Array) -> tuple[Agent, Log]:
+    """EVAL_INTERVAL updates of one seed from `env_step` on, then a look at its greedy policy."""
+    agent, metrics = jax.lax.scan(partial(update, c), agent, env_step + jnp.arange(c.EVAL_INTERVAL))
+    rng, eval_rng = jax.random.split(agent.rng)
+    eval_return, max_q, discounted_return = env.quick_evaluate(agent.online, eval_rng, c.GAMMA)
+    played = env_step + c.EVAL_INTERVAL
+    return agent._replace(rng=rng), Log(
+        env_step=played,
+        epsilon=epsilon_at(c, played),
+        **{name: jnp.nanmean(values) for name, values in metrics.items()},
+        eval_return=eval_return,
+        max_q=max_q,
+        discounted_return=discounted_return,
+    )
+
+
+def train(c: Constants) -> tuple[Agent, Log, float]:
+    """Trains all seeds, a row at a time: agents [NUM_SEEDS, ...], log [NUM_SEEDS, rows], compile
+    seconds.
+    """
+    # All that's above is about one seed; these `vmap`s make it NUM_SEEDS of them, side by side.
+    agents = jax.jit(jax.vmap(partial(make_agent, c)))(c.SEED + jnp.arange(c.NUM_SEEDS))
+    # Each seed has an agent of its own (axis 0), but the step is one number for all (None). So
+    # `cond` stays a branch: with a step for each, all seeds would learn at every step and mostly
+    # throw the result away.
+    all_seeds = jax.jit(jax.vmap(partial(train_row, c), in_axes=(0, None)))
+    all_seeds, compile_seconds = runs.compiled(all_seeds, agents, 0)
+    log = []
+    for env_step in runs.until_ctrl_c(range(0, c.NUM_STEPS, c.EVAL_INTERVAL)):
+        agents, row = all_seeds(agents, env_step)
+        log.append(jax.device_get(row))
+        env.print_row(c.NUM_STEPS, SHOWN, log)
+    return agents, runs.columns(log), compile_seconds
+
+
 # %% Main ------------------------------------------------------------------------------------------
 def main(arguments: list[str]) -> dict[str, Any]:
     """Trains all seeds, evaluates them, fills the run's folder. Returns what result.json holds."""
@@ -367,12 +346,9 @@ def main(arguments: list[str]) -> dict[str, Any]:
     c = settings.read(Constants, arguments)
     runs.start_jax()
     run_dir = runs.open_run("cart_pole_dqn", c)
-    updates = (
-        f"{(c.NUM_STEPS - c.LEARNING_STARTS) // c.TRAIN_INTERVAL:,} "
-        f"gradient steps of {c.BATCH_SIZE}"
-    )
     steps = f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} environment steps"
-    print(f"{steps}, {updates} windows of {c.N_STEPS}, in {run_dir}")
+    updates = f"{c.num_updates:,} gradient steps of {c.BATCH_SIZE} windows of {c.N_STEPS}"
+    print(f"{steps}, {updates}, in {run_dir}")
     agents, log, compile_seconds = train(c)
     runs.write_log(run_dir, log, c.SEED)
     print(f"trained; now {c.EVAL_EPISODES} greedy episodes each")
@@ -380,17 +356,14 @@ def main(arguments: list[str]) -> dict[str, Any]:
     env.print_returns(c.SEED, eval_return)
     pictures.draw_learning_curve(run_dir / "learning_curve.png", log)
     first_seed = jax.tree.map(lambda x: x[0], agents.online)
-    pictures.record_gif(
-        run_dir / "cart_pole.gif", make_network(c, jax.random.key(c.SEED)), first_seed
-    )
-    seconds = {"seconds": time.perf_counter() - started, "compile_seconds": compile_seconds}
+    untrained = QNetwork(c, jax.random.key(c.SEED))
+    pictures.record_gif(run_dir / "cart_pole.gif", untrained, first_seed)
     result = {
         "eval_return": eval_return.tolist(),
         "env_steps": log.env_step[:, -1].tolist(),
-    } | seconds
-    runs.write_json(run_dir / "result.json", result)
-    print(f"{result['seconds']:.0f} s; everything of this run is in {run_dir}")
-    return result
+        "compile_seconds": compile_seconds,
+    }
+    return runs.finish(run_dir, started, result)
 
 
 if __name__ == "__main__":

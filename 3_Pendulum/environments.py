@@ -106,11 +106,10 @@ PENDULUM = Environment(
 MAX_TORQUE = PENDULUM.functional.max_torque
 
 
-def quick_evaluate(env: Environment, policy, actor, rng: jax.Array) -> jax.Array:
+def quick_evaluate(env: Environment, policy, actor) -> jax.Array:
     """Mean return of QUICK_EVAL_EPISODES greedy episodes in the JAX environment, float32 [].
 
-    `policy`: (actor, observations [E, ...]) -> distribution of actions [E]. `rng` draws the first
-    states, the same ones at every look: what changes is the policy.
+    `policy`: (actor, observations [E, ...]) -> distribution of actions [E].
     """
 
     def play(carry, _):
@@ -120,7 +119,9 @@ def quick_evaluate(env: Environment, policy, actor, rng: jax.Array) -> jax.Array
             alive, transition.reward, 0.0
         )
 
-    states = jax.vmap(env.reset)(jax.random.split(rng, QUICK_EVAL_EPISODES))  # [E, ...]
+    # The same first states for every seed and at every look: only the policy changes.
+    rngs = jax.random.split(jax.random.key(0), QUICK_EVAL_EPISODES)
+    states = jax.vmap(env.reset)(rngs)  # [E, ...]
     start = states, jnp.ones(QUICK_EVAL_EPISODES, bool)
     _, rewards = jax.lax.scan(play, start, None, env.max_episode_steps)  # [T, E]
     return rewards.sum(axis=0).mean()

@@ -86,18 +86,17 @@ def spread_of(estimates: np.ndarray) -> dict[str, float]:
 
 def measure_variance(c: reinforce.Constants) -> list[dict[str, Any]]:
     """The lines of gradient_variance.csv: early to late policies of the first seed's training."""
-    rng = jax.random.key(c.SEED)
-    learn = jax.jit(functools.partial(reinforce.learn_and_evaluate, c, rng))
+    train_row = jax.jit(functools.partial(reinforce.train_row, c))
     # the agents as they were at each row of the log
-    agent, frozen = reinforce.make_agent(c, rng), []
-    for index in range(c.NUM_STEPS // c.EVAL_INTERVAL):
-        agent, _ = learn(agent, index)
+    agent, frozen = reinforce.make_agent(c, c.SEED), []
+    for env_step in range(0, c.NUM_STEPS, c.EVAL_INTERVAL):
+        agent, _ = train_row(agent, env_step + c.EVAL_INTERVAL)
         frozen.append(agent)
     rows = np.unique(np.geomspace(1, len(frozen), NUM_POLICIES).astype(int)) - 1
     estimate_all = jax.jit(functools.partial(gradient_estimates, c))
     lines = []
     for row in tqdm(rows, unit="policy", leave=False, disable=None):
-        rngs = jax.random.split(jax.random.fold_in(rng, row), VARIANCE_BATCHES)
+        rngs = jax.random.split(frozen[row].rng, VARIANCE_BATCHES)
         estimates, returns = estimate_all(frozen[row].actor, frozen[row].critic, rngs)
         policy = {
             "env_step": int(frozen[row].env_step),

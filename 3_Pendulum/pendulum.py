@@ -27,9 +27,9 @@ networks are simpler than weighing two losses against each other), no early stop
     python 3_Pendulum/pendulum.py GAMMA=0.9 NUM_SEEDS=3
 """
 
-import functools
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -162,19 +162,7 @@ def value(critic: MLP, obs: jax.Array) -> jax.Array:
     return critic(obs)[..., 0]  # drop the last axis, else [B, 1] - [B] broadcasts to [B, B]
 
 
-# %% Training --------------------------------------------------------------------------------------
-class Agent(NamedTuple):
-    """Everything that changes while learning; the carry of the loops."""
-
-    actor: MLP
-    critic: MLP
-    actor_optimizer: nnx.Optimizer
-    critic_optimizer: nnx.Optimizer
-    env_step: jax.Array  # int32 [], environment steps so far
-    num_updates: jax.Array  # int32 [], rollouts so far
-    env_state: EnvState  # each leaf [N, ...]: a rollout begins where the last one stopped
-
-
+# %% Formulas --------------------------------------------------------------------------------------
 class Rollout(NamedTuple):
     """What one policy did, and what its networks said: T = ROLLOUT_STEPS of N = NUM_ENVS."""
 
@@ -199,178 +187,6 @@ class Batch(NamedTuple):
     returns: jax.Array  # float32 [B], the critic's targets
 
 
-class Log(NamedTuple):
-    """One row at the first rollout past each EVAL_INTERVAL; after training [NUM_SEEDS, rows]."""
-
-    env_step: jax.Array  # int32, environment steps so far
-    num_updates: jax.Array  # int32, rollouts so far
-    eval_return: jax.Array  # greedy policy, a mean over a few episodes in the JAX environment
-    # means over the rollouts of the interval:
-    episode_return: jax.Array  # of the policy that samples its actions; nan if no episode ended
-    # 1 - Var(returns - V) / Var(returns), of V before it learned from them
-    explained_variance: jax.Array
-    value_loss: jax.Array
-    # after the last epoch, new policy against old on the whole rollout:
-    entropy: jax.Array  # nats, of the new policy
-    sigma: jax.Array  # newton meters, of the same
-    kl: jax.Array  # KL(old || new), exact
-    approx_kl: jax.Array  # the same, estimated from the sampled actions (k3)
-    clip_fraction: jax.Array  # share of ratios outside 1 +- CLIP_EPSILON
-
-
-SHOWN = [
-    "episode_return",
-    "eval_return",
-    "explained_variance",
-    "approx_kl",
-    "clip_fraction",
-    "entropy",
-]
-
-
-def train(c: Constants) -> tuple[Agent, Log, float]:
-    """Trains all seeds, a row at a time: agents [NUM_SEEDS, ...], log [NUM_SEEDS, rows], compile
-    seconds.
-    """
-    agents, train_row, compile_seconds = runs.compile_row(
-        c, make_agent, learn_and_evaluate, shared="count|steps?|env_step"
-    )
-    log = []
-    for index in runs.until_ctrl_c(range(c.NUM_STEPS // c.EVAL_INTERVAL)):
-        agents, row = train_row(agents, index)
-        log.append(jax.device_get(row))
-        environments.print_row(c.NUM_STEPS, SHOWN, log)
-    return agents, Log(*(np.stack(column, axis=1) for column in zip(*log))), compile_seconds
-
-
-def learn_and_evaluate(
-    c: Constants, rng: jax.Array, agent: Agent, index: jax.Array
-) -> tuple[Agent, Log]:
-    """EVAL_INTERVAL environment steps of one seed, then a look at its greedy policy: one row of the
-    log.
-    """
-    *_, eval_rng, learning_rng = jax.random.split(rng, 5)
-
-    def one_update(_, carry):
-        agent, total = carry
-        agent, metrics = update(c, agent, jax.random.fold_in(learning_rng, agent.num_updates))
-        return agent, jax.tree.map(jnp.add, total, metrics)
-
-    zeros = dict.fromkeys(Log._fields[3:], (jnp.float32(0), jnp.float32(0)))
-    num_rollouts = c.EVAL_INTERVAL // (c.NUM_ENVS * c.ROLLOUT_STEPS)
-    agent, total = jax.lax.fori_loop(0, num_rollouts, one_update, (agent, zeros))
-    means = {name: part / whole for name, (part, whole) in total.items()}
-    eval_return = quick_evaluate(ENV, policy, agent.actor, eval_rng)
-    return agent, Log(agent.env_step, agent.num_updates, eval_return, **means)
-
-
-def make_agent(c: Constants, rng: jax.Array) -> Agent:
-    """Untrained networks, their optimizers, and NUM_ENVS first states."""
-    actor_rng, critic_rng, reset_rng, *_ = jax.random.split(rng, 5)
-    actor, critic = make_networks(c, actor_rng, critic_rng)
-    return Agent(
-        actor=actor,
-        critic=critic,
-        actor_optimizer=nnx.Optimizer(actor, adam(c, c.ACTOR_LEARNING_RATE), wrt=nnx.Param),
-        critic_optimizer=nnx.Optimizer(critic, adam(c, c.CRITIC_LEARNING_RATE), wrt=nnx.Param),
-        env_step=jnp.int32(0),
-        num_updates=jnp.int32(0),
-        env_state=jax.vmap(ENV.reset)(jax.random.split(reset_rng, c.NUM_ENVS)),
-    )
-
-
-def adam(c: Constants, learning_rate: float) -> optax.GradientTransformation:
-    """Adam, whose rate falls in a straight line, on gradients of a limited length."""
-    num_updates = c.NUM_STEPS * c.NUM_EPOCHS // c.MINIBATCH_SIZE
-    schedule = optax.linear_schedule(
-        learning_rate, learning_rate * c.LEARNING_RATE_END, num_updates
-    )
-    return optax.chain(optax.clip_by_global_norm(c.MAX_GRAD_NORM), optax.adam(schedule))
-
-
-def update(c: Constants, agent: Agent, rng: jax.Array) -> tuple[Agent, dict[str, jax.Array]]:
-    """The four phases of PPO; also returns the metrics of `Log`, a pair (part, whole) each."""
-    collect_rng, learn_rng = jax.random.split(rng)
-    # 1. collect
-    agent, rollout = collect(c, agent, collect_rng)
-    # 2. judge
-    steps = rollout.transition  # each [N, T, ...]
-    advantage = gae(  # [N, T]
-        steps.reward,
-        rollout.value,
-        rollout.next_value,
-        steps.terminated,
-        steps.truncated,
-        c.GAMMA,
-        c.GAE_LAMBDA,
-    )
-    old = rollout.log_prob, rollout.mean, rollout.sigma
-    rows = Batch(steps.obs, steps.action, *old, advantage, advantage + rollout.value)
-    batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)  # [N, T, ...] -> [B, ...]
-    # 3. learn
-    agent, value_loss = learn(c, agent, batch, learn_rng)
-    # 4. discard the rollout: the policy that sampled its actions has changed
-
-    ended = steps.terminated | steps.truncated  # [N, T]
-    metrics = {  # (part, whole): `learn_and_evaluate` adds up both before it divides
-        "episode_return": (jnp.where(ended, rollout.episode_return, 0.0).sum(), ended.sum()),
-        "explained_variance": (batch.returns.var() - batch.advantage.var(), batch.returns.var()),
-        "value_loss": (value_loss, 1),
-    } | {name: (metric, 1) for name, metric in compare_policies(c, agent.actor, batch).items()}
-    env_step = agent.env_step + c.NUM_ENVS * c.ROLLOUT_STEPS
-    return agent._replace(env_step=env_step, num_updates=agent.num_updates + 1), metrics
-
-
-def collect(c: Constants, agent: Agent, rng: jax.Array) -> tuple[Agent, Rollout]:
-    """ROLLOUT_STEPS steps of every environment, all by one and the same policy."""
-
-    def one_step(env_state: EnvState, rng: jax.Array):
-        action_rng, reset_rng = jax.random.split(rng)
-        old = policy(agent.actor, env_state.obs)
-        action = old.sample(seed=action_rng)  # [N], beyond +-2 at will: see `ENV.step`
-        next_state, transition = jax.vmap(ENV.step)(env_state, action)
-        ended = transition.terminated | transition.truncated  # [N]
-        row = Rollout(
-            transition,
-            old.log_prob(action),
-            old.loc,
-            old.scale,
-            value(agent.critic, transition.obs),
-            value(agent.critic, transition.next_obs),
-            next_state.episode_return,
-        )
-        first = jax.vmap(ENV.reset)(jax.random.split(reset_rng, c.NUM_ENVS))
-        return new_where_ended(ended, first, next_state), row
-
-    env_state, rollout = jax.lax.scan(
-        one_step, agent.env_state, jax.random.split(rng, c.ROLLOUT_STEPS)
-    )
-    rollout = jax.tree.map(lambda x: x.swapaxes(0, 1), rollout)  # [T, N, ...] -> [N, T, ...]
-    return agent._replace(env_state=env_state), rollout
-
-
-def learn(c: Constants, agent: Agent, batch: Batch, rng: jax.Array) -> tuple[Agent, jax.Array]:
-    """NUM_EPOCHS passes over the rollout in shuffled mini-batches; also the mean value loss."""
-
-    def one_minibatch(agent: Agent, rows: jax.Array) -> tuple[Agent, jax.Array]:
-        return agent, train_step(c, agent, jax.tree.map(lambda x: x[rows], batch))
-
-    epochs = jax.random.split(rng, c.NUM_EPOCHS)
-    shuffled = jax.vmap(lambda rng: jax.random.permutation(rng, len(batch.obs)))(epochs)
-    agent, value_loss = jax.lax.scan(one_minibatch, agent, shuffled.reshape(-1, c.MINIBATCH_SIZE))
-    return agent, value_loss.mean()
-
-
-def train_step(c: Constants, agent: Agent, batch: Batch) -> jax.Array:
-    """A gradient step of actor and critic, which changes both in place; the critic's loss []."""
-    gradient = nnx.grad(functools.partial(actor_loss, c))(agent.actor, batch)
-    agent.actor_optimizer.update(agent.actor, gradient)
-    value_loss, gradient = nnx.value_and_grad(critic_loss)(agent.critic, batch)
-    agent.critic_optimizer.update(agent.critic, gradient)
-    return value_loss
-
-
-# %% Algorithm -------------------------------------------------------------------------------------
 def gae(
     reward: jax.Array,
     value: jax.Array,
@@ -444,6 +260,105 @@ def critic_loss(critic: MLP, batch: Batch) -> jax.Array:
     return jnp.mean((batch.returns - value(critic, batch.obs)) ** 2)
 
 
+# %% PPO -------------------------------------------------------------------------------------------
+class Agent(NamedTuple):
+    """Everything that changes while learning; the carry of the loops."""
+
+    actor: MLP
+    critic: MLP
+    actor_optimizer: nnx.Optimizer
+    critic_optimizer: nnx.Optimizer
+    env_step: jax.Array  # int32 [], environment steps so far
+    num_updates: jax.Array  # int32 [], rollouts so far
+    env_state: EnvState  # each leaf [N, ...]: a rollout begins where the last one stopped
+    rng: jax.Array  # the key that all others are split off
+
+
+def update(c: Constants, agent: Agent) -> tuple[Agent, dict[str, jax.Array]]:
+    """One iteration of PPO (Schulman et al. 2017, algorithm 1), in four phases.
+
+    Also returns the metrics of `Log`, a pair (part, whole) each.
+    """
+    rng, collect_rng, learn_rng = jax.random.split(agent.rng, 3)
+    # 1. collect: play ROLLOUT_STEPS steps of NUM_ENVS environments with the policy as it is
+    agent, rollout = collect(c, agent, collect_rng)
+    # 2. judge: an advantage for each step, from the last one to the first
+    steps = rollout.transition  # each [N, T, ...]
+    advantage = gae(  # [N, T]
+        steps.reward,
+        rollout.value,
+        rollout.next_value,
+        steps.terminated,
+        steps.truncated,
+        c.GAMMA,
+        c.GAE_LAMBDA,
+    )
+    old = rollout.log_prob, rollout.mean, rollout.sigma
+    rows = Batch(steps.obs, steps.action, *old, advantage, advantage + rollout.value)
+    batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)  # [N, T, ...] -> [B, ...]
+    # 3. learn: NUM_EPOCHS passes over the rollout, in mini-batches, on the clipped objective
+    agent, value_loss = learn(c, agent, batch, learn_rng)
+    # 4. discard the rollout: the policy that sampled its actions has changed
+
+    ended = steps.terminated | steps.truncated  # [N, T]
+    metrics = {  # (part, whole): `train_row` adds up both before it divides
+        "episode_return": (jnp.where(ended, rollout.episode_return, 0.0).sum(), ended.sum()),
+        "explained_variance": (batch.returns.var() - batch.advantage.var(), batch.returns.var()),
+        "value_loss": (value_loss, 1),
+    } | {name: (metric, 1) for name, metric in compare_policies(c, agent.actor, batch).items()}
+    env_step = agent.env_step + c.NUM_ENVS * c.ROLLOUT_STEPS
+    return agent._replace(env_step=env_step, num_updates=agent.num_updates + 1, rng=rng), metrics
+
+
+def collect(c: Constants, agent: Agent, rng: jax.Array) -> tuple[Agent, Rollout]:
+    """ROLLOUT_STEPS steps of every environment, all by one and the same policy."""
+
+    def one_step(env_state: EnvState, rng: jax.Array):
+        action_rng, reset_rng = jax.random.split(rng)
+        old = policy(agent.actor, env_state.obs)
+        action = old.sample(seed=action_rng)  # [N], beyond +-2 at will: see `ENV.step`
+        next_state, transition = jax.vmap(ENV.step)(env_state, action)
+        ended = transition.terminated | transition.truncated  # [N]
+        row = Rollout(
+            transition,
+            old.log_prob(action),
+            old.loc,
+            old.scale,
+            value(agent.critic, transition.obs),
+            value(agent.critic, transition.next_obs),
+            next_state.episode_return,
+        )
+        first = jax.vmap(ENV.reset)(jax.random.split(reset_rng, c.NUM_ENVS))
+        return new_where_ended(ended, first, next_state), row
+
+    env_state, rollout = jax.lax.scan(
+        one_step, agent.env_state, jax.random.split(rng, c.ROLLOUT_STEPS)
+    )
+    rollout = jax.tree.map(lambda x: x.swapaxes(0, 1), rollout)  # [T, N, ...] -> [N, T, ...]
+    return agent._replace(env_state=env_state), rollout
+
+
+def learn(c: Constants, agent: Agent, batch: Batch, rng: jax.Array) -> tuple[Agent, jax.Array]:
+    """NUM_EPOCHS passes over the rollout in shuffled mini-batches; also the mean value loss."""
+
+    def one_minibatch(agent: Agent, rows: jax.Array) -> tuple[Agent, jax.Array]:
+        return agent, train_step(c, agent, jax.tree.map(lambda x: x[rows], batch))
+
+    epochs = jax.random.split(rng, c.NUM_EPOCHS)
+    shuffled = jax.vmap(lambda rng: jax.random.permutation(rng, len(batch.obs)))(epochs)
+    agent, value_loss = jax.lax.scan(one_minibatch, agent, shuffled.reshape(-1, c.MINIBATCH_SIZE))
+    return agent, value_loss.mean()
+
+
+def train_step(c: Constants, agent: Agent, batch: Batch) -> jax.Array:
+    """A gradient step of actor and critic, which changes both in place; the critic's loss []."""
+    gradient = nnx.grad(partial(actor_loss, c))(agent.actor, batch)
+    agent.actor_optimizer.update(agent.actor, gradient)
+    value_loss, gradient = nnx.value_and_grad(critic_loss)(agent.critic, batch)
+    agent.critic_optimizer.update(agent.critic, gradient)
+    return value_loss
+
+
 def compare_policies(c: Constants, actor: MLP, batch: Batch) -> dict[str, jax.Array]:
     """How far the actor has moved on a rollout, metrics of `Log`, float32 [] each."""
     new = policy(actor, batch.obs)
@@ -455,6 +370,90 @@ def compare_policies(c: Constants, actor: MLP, batch: Batch) -> dict[str, jax.Ar
         "approx_kl": jnp.mean(jnp.expm1(log_ratio) - log_ratio),  # Schulman 2020: never negative
         "clip_fraction": jnp.mean(jnp.abs(jnp.expm1(log_ratio)) > c.CLIP_EPSILON),
     }
+
+
+# %% Training --------------------------------------------------------------------------------------
+class Log(NamedTuple):
+    """One row for each EVAL_INTERVAL; after training [NUM_SEEDS, rows]."""
+
+    env_step: jax.Array  # int32, environment steps so far
+    num_updates: jax.Array  # int32, rollouts so far
+    eval_return: jax.Array  # greedy policy, a mean over a few episodes in the JAX environment
+    # means over the rollouts of the interval:
+    episode_return: jax.Array  # of the policy that samples its actions; nan if no episode ended
+    # 1 - Var(returns - V) / Var(returns), of V before it learned from them
+    explained_variance: jax.Array
+    value_loss: jax.Array
+    # after the last epoch, new policy against old on the whole rollout:
+    entropy: jax.Array  # nats, of the new policy
+    sigma: jax.Array  # newton meters, of the same
+    kl: jax.Array  # KL(old || new), exact
+    approx_kl: jax.Array  # the same, estimated from the sampled actions (k3)
+    clip_fraction: jax.Array  # share of ratios outside 1 +- CLIP_EPSILON
+
+
+SHOWN = [
+    "episode_return",
+    "eval_return",
+    "explained_variance",
+    "approx_kl",
+    "clip_fraction",
+    "entropy",
+]
+
+
+def adam(c: Constants, learning_rate: float) -> optax.GradientTransformation:
+    """Adam, whose rate falls in a straight line, on gradients of a limited length."""
+    num_updates = c.NUM_STEPS * c.NUM_EPOCHS // c.MINIBATCH_SIZE
+    schedule = optax.linear_schedule(
+        learning_rate, learning_rate * c.LEARNING_RATE_END, num_updates
+    )
+    return optax.chain(optax.clip_by_global_norm(c.MAX_GRAD_NORM), optax.adam(schedule))
+
+
+def make_agent(c: Constants, seed: jax.Array) -> Agent:
+    """Untrained networks, their optimizers, and NUM_ENVS first states."""
+    rng, actor_rng, critic_rng, reset_rng = jax.random.split(jax.random.key(seed), 4)
+    actor, critic = make_networks(c, actor_rng, critic_rng)
+    return Agent(
+        actor=actor,
+        critic=critic,
+        actor_optimizer=nnx.Optimizer(actor, adam(c, c.ACTOR_LEARNING_RATE), wrt=nnx.Param),
+        critic_optimizer=nnx.Optimizer(critic, adam(c, c.CRITIC_LEARNING_RATE), wrt=nnx.Param),
+        env_step=jnp.int32(0),
+        num_updates=jnp.int32(0),
+        env_state=jax.vmap(ENV.reset)(jax.random.split(reset_rng, c.NUM_ENVS)),
+        rng=rng,
+    )
+
+
+def train_row(c: Constants, agent: Agent) -> tuple[Agent, Log]:
+    """EVAL_INTERVAL steps of one seed, then a look at its greedy policy: one row of the log."""
+
+    def one_update(agent: Agent, _: None):
+        return update(c, agent)
+
+    num_rollouts = c.EVAL_INTERVAL // (c.NUM_ENVS * c.ROLLOUT_STEPS)
+    agent, metrics = jax.lax.scan(one_update, agent, length=num_rollouts)
+    means = {name: part.sum() / whole.sum() for name, (part, whole) in metrics.items()}
+    eval_return = quick_evaluate(ENV, policy, agent.actor)
+    return agent, Log(agent.env_step, agent.num_updates, eval_return, **means)
+
+
+def train(c: Constants) -> tuple[Agent, Log, float]:
+    """Trains all seeds, a row at a time: agents [NUM_SEEDS, ...], log [NUM_SEEDS, rows], compile
+    seconds.
+    """
+    # All functions above are for one seed. vmap trains all seeds side by side, an agent each.
+    agents = jax.jit(jax.vmap(partial(make_agent, c)))(c.SEED + jnp.arange(c.NUM_SEEDS))
+    all_seeds = jax.jit(jax.vmap(partial(train_row, c)))
+    all_seeds, compile_seconds = runs.compiled(all_seeds, agents)
+    log = []
+    for _ in runs.until_ctrl_c(range(c.NUM_STEPS // c.EVAL_INTERVAL)):
+        agents, row = all_seeds(agents)
+        log.append(jax.device_get(row))
+        environments.print_row(c.NUM_STEPS, SHOWN, log)
+    return agents, runs.columns(log), compile_seconds
 
 
 # %% Main ------------------------------------------------------------------------------------------
@@ -483,17 +482,13 @@ def main(arguments: list[str]) -> dict[str, Any]:
     )
     untrained, _ = make_networks(c, jax.random.key(c.SEED), jax.random.key(c.SEED))
     played = pictures.record_gif(run_dir / "pendulum.gif", policy, untrained, trained)
-    pictures.draw_value_function(
-        run_dir / "value_function.png", functools.partial(value, critic), played
-    )
-    seconds = {"seconds": time.perf_counter() - started, "compile_seconds": compile_seconds}
+    pictures.draw_value_function(run_dir / "value_function.png", partial(value, critic), played)
     result = {
         "eval_return": eval_return.tolist(),
         "env_steps": log.env_step[:, -1].tolist(),
-    } | seconds
-    runs.write_json(run_dir / "result.json", result)
-    print(f"{result['seconds']:.0f} s; everything of this run is in {run_dir}")
-    return result
+        "compile_seconds": compile_seconds,
+    }
+    return runs.finish(run_dir, started, result)
 
 
 if __name__ == "__main__":

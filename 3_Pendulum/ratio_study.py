@@ -26,10 +26,8 @@ def first_rollout(c: ppo.Constants) -> tuple[ppo.Agent, ppo.Batch, jax.Array]:
     """What `ppo.train` has at hand when it begins to learn for the first time: agent, batch, random
     key.
     """
-    rng = jax.random.key(c.SEED)
-    *_, learning_rng = jax.random.split(rng, 5)
-    agent = ppo.make_agent(c, rng)
-    collect_rng, learn_rng = jax.random.split(jax.random.fold_in(learning_rng, agent.num_updates))
+    agent = ppo.make_agent(c, c.SEED)
+    _, collect_rng, learn_rng = jax.random.split(agent.rng, 3)  # as in `ppo.update`
     agent, rollout = jax.jit(functools.partial(ppo.collect, c))(agent, collect_rng)
     t = rollout.transition
     advantage = ppo.gae(

@@ -26,20 +26,21 @@ but silence the late steps).
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 from tensorflow_probability.substrates.jax import distributions as tfd
 
+import environments
 import pictures
 import runs
 import settings
 from environments import CART_POLE as ENV
-from environments import SOLVED, EnvState, evaluate, print_returns, print_row, quick_evaluate
+from environments import SOLVED, EnvState, evaluate, quick_evaluate
 from settings import Count, Positive, Probability, Seed, Size, TwoOrMore
 
 
@@ -128,18 +129,7 @@ def value(critic: MLP, obs: jax.Array, t: jax.Array) -> jax.Array:
     return critic(x)[..., 0]  # drop the last axis, else [B, 1] - [B] broadcasts to [B, B]
 
 
-# %% Training --------------------------------------------------------------------------------------
-class Agent(NamedTuple):
-    """Everything that changes while learning; the carry of the loops."""
-
-    actor: MLP
-    critic: MLP
-    actor_optimizer: nnx.Optimizer
-    critic_optimizer: nnx.Optimizer
-    env_step: jax.Array  # int32 [], environment steps so far; padding is not counted
-    num_updates: jax.Array  # int32 [], rollouts so far
-
-
+# %% Formulas --------------------------------------------------------------------------------------
 class Rollout(NamedTuple):
     """What one policy did: N = NUM_ENVS whole episodes, each padded to T = 500 steps."""
 
@@ -160,158 +150,6 @@ class Batch(NamedTuple):
     returns: jax.Array  # float32 [N, T], the critic's targets
 
 
-class Log(NamedTuple):
-    """One row at the first rollout past each EVAL_INTERVAL; after training [NUM_SEEDS, rows]."""
-
-    env_step: jax.Array  # int32, environment steps so far
-    num_updates: jax.Array  # int32, rollouts so far
-    eval_return: jax.Array  # greedy policy, a mean over a few episodes in the JAX environment
-    # means over the rollouts of the interval, nan if there was none:
-    episode_return: jax.Array  # of the policy that samples its actions
-    truncated: jax.Array  # share of the episodes that reached the time limit
-    entropy: jax.Array  # nats, of the policy at the steps played; ln 2 = 0.69 is a coin
-    # 1 - Var(returns - b) / Var(returns), steps played; 0 without baseline
-    explained_variance: jax.Array
-    gradient_norm: jax.Array
-
-
-SHOWN = [
-    "episode_return",
-    "eval_return",
-    "truncated",
-    "explained_variance",
-    "gradient_norm",
-    "entropy",
-]
-
-
-def train(c: Constants) -> tuple[Agent, Log, float]:
-    """Trains all seeds, a row at a time: agents [NUM_SEEDS, ...], log [NUM_SEEDS, rows], compile
-    seconds.
-    """
-    agents, train_row, compile_seconds = runs.compile_row(
-        c, make_agent, learn_and_evaluate, shared="none"
-    )
-    log = []
-    for index in runs.until_ctrl_c(range(c.NUM_STEPS // c.EVAL_INTERVAL)):
-        agents, row = train_row(agents, index)
-        log.append(jax.device_get(row))
-        print_row(c.NUM_STEPS, SHOWN, log)
-    return agents, Log(*(np.stack(column, axis=1) for column in zip(*log))), compile_seconds
-
-
-def learn_and_evaluate(
-    c: Constants, rng: jax.Array, agent: Agent, index: jax.Array
-) -> tuple[Agent, Log]:
-    """Rollouts of one seed past the next EVAL_INTERVAL, then its greedy policy: row `index`."""
-    *_, eval_rng, learning_rng = jax.random.split(rng, 4)
-    until = (index + 1) * c.EVAL_INTERVAL
-
-    def one_update(carry):
-        agent, total = carry
-        agent, metrics = update(c, agent, jax.random.fold_in(learning_rng, agent.num_updates))
-        return agent, jax.tree.map(jnp.add, total, metrics)
-
-    # Short episodes are few steps, long ones many: a loop of unknown length.
-    zeros = dict.fromkeys(Log._fields[3:], jnp.float32(0))
-    before = agent.num_updates
-    agent, total = jax.lax.while_loop(
-        lambda carry: carry[0].env_step < until, one_update, (agent, zeros)
-    )
-    means = {name: metric / (agent.num_updates - before) for name, metric in total.items()}
-    eval_return = quick_evaluate(ENV, policy, agent.actor, eval_rng)
-    return agent, Log(agent.env_step, agent.num_updates, eval_return, **means)
-
-
-def make_agent(c: Constants, rng: jax.Array) -> Agent:
-    """Untrained networks and their optimizers."""
-    actor_rng, critic_rng, *_ = jax.random.split(rng, 4)
-    actor, critic = make_networks(c, actor_rng, critic_rng)
-    return Agent(
-        actor=actor,
-        critic=critic,
-        actor_optimizer=nnx.Optimizer(actor, optax.adam(c.ACTOR_LEARNING_RATE), wrt=nnx.Param),
-        critic_optimizer=nnx.Optimizer(critic, optax.adam(c.CRITIC_LEARNING_RATE), wrt=nnx.Param),
-        env_step=jnp.int32(0),
-        num_updates=jnp.int32(0),
-    )
-
-
-def update(c: Constants, agent: Agent, rng: jax.Array) -> tuple[Agent, dict[str, jax.Array]]:
-    """The four phases of REINFORCE; also returns the metrics of `Log`, float32 [] each."""
-    collect_rng, learn_rng = jax.random.split(rng)
-    # 1. collect
-    rollout = collect(c, agent.actor, collect_rng)
-    # 2. judge
-    credit = discounted_returns if c.REWARD_TO_GO else whole_return
-    returns = rollout.alive * credit(rollout.reward, c.GAMMA)  # [N, T]
-    advantage = returns - BASELINES[c.BASELINE](rollout, returns, agent.critic)
-    batch = Batch(rollout.obs, rollout.action, rollout.alive, advantage, returns)
-    # 3. learn
-    played = rollout.alive > 0  # [N, T]
-    entropy = policy(agent.actor, rollout.obs).entropy().mean(where=played)  # before it learns
-    agent, gradient_norm = learn(c, agent, batch, learn_rng)
-    # 4. discard the rollout: the policy that sampled its actions has changed
-
-    metrics = {
-        "episode_return": rollout.reward.sum(axis=1).mean(),
-        "truncated": rollout.truncated.any(axis=1).mean(),
-        "entropy": entropy,
-        # 1e-6: no 0 / 0 where all returns are equal
-        "explained_variance": 1
-        - (advantage.var(where=played) + 1e-6) / (returns.var(where=played) + 1e-6),
-        "gradient_norm": gradient_norm,
-    }
-    env_step = agent.env_step + rollout.alive.sum().astype(jnp.int32)
-    return agent._replace(env_step=env_step, num_updates=agent.num_updates + 1), metrics
-
-
-def collect(c: Constants, actor: MLP, rng: jax.Array) -> Rollout:
-    """One whole episode of every environment, all by one and the same policy.
-
-    All run for 500 steps, because a compiled loop can't stop each one separately. After a pole has
-    fallen, its environment goes on, but nothing after the fall counts.
-    """
-    reset_rng, action_rng = jax.random.split(rng)
-
-    def one_step(carry: tuple[EnvState, jax.Array], rng: jax.Array):
-        env_state, alive = carry  # [N, ...], [N]
-        action = policy(actor, env_state.obs).sample(seed=rng)  # [N]
-        next_state, transition = jax.vmap(ENV.step)(env_state, action)
-        timeout = alive & transition.truncated & ~transition.terminated
-        reward = alive * transition.reward
-        row = Rollout(transition.obs, action, reward, alive.astype(jnp.float32), timeout)
-        return (next_state, alive & ~transition.terminated), row
-
-    start = jax.vmap(ENV.reset)(jax.random.split(reset_rng, c.NUM_ENVS)), jnp.ones(c.NUM_ENVS, bool)
-    _, rollout = jax.lax.scan(one_step, start, jax.random.split(action_rng, ENV.max_episode_steps))
-    return jax.tree.map(lambda x: x.swapaxes(0, 1), rollout)  # [T, N, ...] -> [N, T, ...]
-
-
-def learn(c: Constants, agent: Agent, batch: Batch, rng: jax.Array) -> tuple[Agent, jax.Array]:
-    """One gradient step of the actor, CRITIC_STEPS of the critic; also the gradient's length."""
-    gradient = nnx.grad(actor_loss)(agent.actor, batch)
-    agent.actor_optimizer.update(agent.actor, gradient)
-    gradient_norm = optax.global_norm(gradient)
-    if c.BASELINE != "critic_baseline":
-        return agent, gradient_norm
-
-    def one_minibatch(agent: Agent, rows: tuple[jax.Array, jax.Array]) -> tuple[Agent, None]:
-        n, t = rows  # [MINIBATCH_SIZE] each
-        gradient = nnx.grad(critic_loss)(agent.critic, batch.obs[n, t], t, batch.returns[n, t])
-        agent.critic_optimizer.update(agent.critic, gradient)
-        return agent, None
-
-    # After the actor's step: a critic that had seen these returns would explain them away, action
-    # and all.
-    alive, shape = batch.alive.ravel(), (c.CRITIC_STEPS, c.MINIBATCH_SIZE)
-    # with replacement, no padding
-    drawn = jax.random.choice(rng, alive.size, shape, p=alive / alive.sum())
-    agent, _ = jax.lax.scan(one_minibatch, agent, jnp.divmod(drawn, ENV.max_episode_steps))
-    return agent, gradient_norm
-
-
-# %% Algorithm -------------------------------------------------------------------------------------
 def discounted_returns(reward: jax.Array, gamma: float) -> jax.Array:
     """G_t = r_t + gamma G_{t+1} (Sutton & Barto 2018, eq. 3.9), from the last step back to the
     first.
@@ -396,6 +234,175 @@ def critic_loss(critic: MLP, obs: jax.Array, t: jax.Array, returns: jax.Array) -
     return jnp.mean((returns - value(critic, obs, t)) ** 2)
 
 
+# %% REINFORCE -------------------------------------------------------------------------------------
+class Agent(NamedTuple):
+    """Everything that changes while learning; the carry of the loops."""
+
+    actor: MLP
+    critic: MLP
+    actor_optimizer: nnx.Optimizer
+    critic_optimizer: nnx.Optimizer
+    env_step: jax.Array  # int32 [], environment steps so far; padding is not counted
+    num_updates: jax.Array  # int32 [], rollouts so far
+    rng: jax.Array  # the key that all others are split off
+
+
+def update(c: Constants, agent: Agent) -> tuple[Agent, dict[str, jax.Array]]:
+    """One step of REINFORCE with a baseline (Sutton & Barto 2018, section 13.4), in four phases.
+
+    Also returns the metrics of `Log`, float32 [] each.
+    """
+    rng, collect_rng, learn_rng = jax.random.split(agent.rng, 3)
+    # 1. collect: play NUM_ENVS episodes with the policy as it is
+    rollout = collect(c, agent.actor, collect_rng)
+    # 2. judge: what came after each step, compared with what the baseline expected
+    credit = discounted_returns if c.REWARD_TO_GO else whole_return
+    returns = rollout.alive * credit(rollout.reward, c.GAMMA)  # [N, T]
+    advantage = returns - BASELINES[c.BASELINE](rollout, returns, agent.critic)
+    batch = Batch(rollout.obs, rollout.action, rollout.alive, advantage, returns)
+    # 3. learn: one gradient step of the actor, then the critic's
+    played = rollout.alive > 0  # [N, T]
+    entropy = policy(agent.actor, rollout.obs).entropy().mean(where=played)  # before it learns
+    agent, gradient_norm = learn(c, agent, batch, learn_rng)
+    # 4. discard the rollout: the policy that sampled its actions has changed
+
+    metrics = {
+        "episode_return": rollout.reward.sum(axis=1).mean(),
+        "truncated": rollout.truncated.any(axis=1).mean(),
+        "entropy": entropy,
+        # 1e-6: no 0 / 0 where all returns are equal
+        "explained_variance": 1
+        - (advantage.var(where=played) + 1e-6) / (returns.var(where=played) + 1e-6),
+        "gradient_norm": gradient_norm,
+    }
+    env_step = agent.env_step + rollout.alive.sum().astype(jnp.int32)
+    return agent._replace(env_step=env_step, num_updates=agent.num_updates + 1, rng=rng), metrics
+
+
+def collect(c: Constants, actor: MLP, rng: jax.Array) -> Rollout:
+    """One whole episode of every environment, all by one and the same policy.
+
+    All run for 500 steps, because a compiled loop can't stop each one separately. After a pole has
+    fallen, its environment goes on, but nothing after the fall counts.
+    """
+    reset_rng, action_rng = jax.random.split(rng)
+
+    def one_step(carry: tuple[EnvState, jax.Array], rng: jax.Array):
+        env_state, alive = carry  # [N, ...], [N]
+        action = policy(actor, env_state.obs).sample(seed=rng)  # [N]
+        next_state, transition = jax.vmap(ENV.step)(env_state, action)
+        timeout = alive & transition.truncated & ~transition.terminated
+        reward = alive * transition.reward
+        row = Rollout(transition.obs, action, reward, alive.astype(jnp.float32), timeout)
+        return (next_state, alive & ~transition.terminated), row
+
+    start = jax.vmap(ENV.reset)(jax.random.split(reset_rng, c.NUM_ENVS)), jnp.ones(c.NUM_ENVS, bool)
+    _, rollout = jax.lax.scan(one_step, start, jax.random.split(action_rng, ENV.max_episode_steps))
+    return jax.tree.map(lambda x: x.swapaxes(0, 1), rollout)  # [T, N, ...] -> [N, T, ...]
+
+
+def learn(c: Constants, agent: Agent, batch: Batch, rng: jax.Array) -> tuple[Agent, jax.Array]:
+    """One gradient step of the actor, CRITIC_STEPS of the critic; also the gradient's length."""
+    gradient = nnx.grad(actor_loss)(agent.actor, batch)
+    agent.actor_optimizer.update(agent.actor, gradient)
+    gradient_norm = optax.global_norm(gradient)
+    if c.BASELINE != "critic_baseline":
+        return agent, gradient_norm
+
+    def one_minibatch(agent: Agent, rows: tuple[jax.Array, jax.Array]) -> tuple[Agent, None]:
+        n, t = rows  # [MINIBATCH_SIZE] each
+        gradient = nnx.grad(critic_loss)(agent.critic, batch.obs[n, t], t, batch.returns[n, t])
+        agent.critic_optimizer.update(agent.critic, gradient)
+        return agent, None
+
+    # After the actor's step: a critic that had seen these returns would explain them away, action
+    # and all.
+    alive, shape = batch.alive.ravel(), (c.CRITIC_STEPS, c.MINIBATCH_SIZE)
+    # with replacement, no padding
+    drawn = jax.random.choice(rng, alive.size, shape, p=alive / alive.sum())
+    agent, _ = jax.lax.scan(one_minibatch, agent, jnp.divmod(drawn, ENV.max_episode_steps))
+    return agent, gradient_norm
+
+
+# %% Training --------------------------------------------------------------------------------------
+class Log(NamedTuple):
+    """One row at the first rollout past each EVAL_INTERVAL; after training [NUM_SEEDS, rows]."""
+
+    env_step: jax.Array  # int32, environment steps so far
+    num_updates: jax.Array  # int32, rollouts so far
+    eval_return: jax.Array  # greedy policy, a mean over a few episodes in the JAX environment
+    # means over the rollouts of the interval, nan if there was none:
+    episode_return: jax.Array  # of the policy that samples its actions
+    truncated: jax.Array  # share of the episodes that reached the time limit
+    entropy: jax.Array  # nats, of the policy at the steps played; ln 2 = 0.69 is a coin
+    # 1 - Var(returns - b) / Var(returns), steps played; 0 without baseline
+    explained_variance: jax.Array
+    gradient_norm: jax.Array
+
+
+SHOWN = [
+    "episode_return",
+    "eval_return",
+    "truncated",
+    "explained_variance",
+    "gradient_norm",
+    "entropy",
+]
+
+
+def make_agent(c: Constants, seed: jax.Array) -> Agent:
+    """Untrained networks and their optimizers."""
+    rng, actor_rng, critic_rng = jax.random.split(jax.random.key(seed), 3)
+    actor, critic = make_networks(c, actor_rng, critic_rng)
+    return Agent(
+        actor=actor,
+        critic=critic,
+        actor_optimizer=nnx.Optimizer(actor, optax.adam(c.ACTOR_LEARNING_RATE), wrt=nnx.Param),
+        critic_optimizer=nnx.Optimizer(critic, optax.adam(c.CRITIC_LEARNING_RATE), wrt=nnx.Param),
+        env_step=jnp.int32(0),
+        num_updates=jnp.int32(0),
+        rng=rng,
+    )
+
+
+def train_row(c: Constants, agent: Agent, until: jax.Array) -> tuple[Agent, Log]:
+    """Rollouts of one seed until it has played so many steps, then a look at its greedy policy: one
+    row of the log.
+    """
+
+    def one_update(carry):
+        agent, total = carry
+        agent, metrics = update(c, agent)
+        return agent, jax.tree.map(jnp.add, total, metrics)
+
+    # Short episodes are few steps, long ones many: a loop of unknown length.
+    zeros = dict.fromkeys(Log._fields[3:], jnp.float32(0))
+    before = agent.num_updates
+    agent, total = jax.lax.while_loop(
+        lambda carry: carry[0].env_step < until, one_update, (agent, zeros)
+    )
+    means = {name: metric / (agent.num_updates - before) for name, metric in total.items()}
+    eval_return = quick_evaluate(ENV, policy, agent.actor)
+    return agent, Log(agent.env_step, agent.num_updates, eval_return, **means)
+
+
+def train(c: Constants) -> tuple[Agent, Log, float]:
+    """Trains all seeds, a row at a time: agents [NUM_SEEDS, ...], log [NUM_SEEDS, rows], compile
+    seconds.
+    """
+    # All functions above are for one seed. vmap trains all seeds side by side: an agent each (axis
+    # 0), and one number of steps for all (None).
+    agents = jax.jit(jax.vmap(partial(make_agent, c)))(c.SEED + jnp.arange(c.NUM_SEEDS))
+    all_seeds = jax.jit(jax.vmap(partial(train_row, c), in_axes=(0, None)))
+    all_seeds, compile_seconds = runs.compiled(all_seeds, agents, 0)
+    log = []
+    for env_step in runs.until_ctrl_c(range(0, c.NUM_STEPS, c.EVAL_INTERVAL)):
+        agents, row = all_seeds(agents, env_step + c.EVAL_INTERVAL)
+        log.append(jax.device_get(row))
+        environments.print_row(c.NUM_STEPS, SHOWN, log)
+    return agents, runs.columns(log), compile_seconds
+
+
 # %% Main ------------------------------------------------------------------------------------------
 def main(arguments: list[str]) -> dict[str, Any]:
     """Trains all seeds, evaluates them, fills the run's folder. Returns what result.json holds."""
@@ -412,16 +419,14 @@ def main(arguments: list[str]) -> dict[str, Any]:
     runs.write_log(run_dir, log, c.SEED)
     print(f"trained; now {c.EVAL_EPISODES} greedy episodes each")
     eval_return = evaluate(ENV, policy, agents.actor, c.EVAL_EPISODES).mean(axis=1)  # [NUM_SEEDS]
-    print_returns(c.SEED, eval_return, SOLVED)
+    environments.print_returns(c.SEED, eval_return, SOLVED)
     pictures.draw_reinforce_curve(run_dir / "learning_curve.png", log, c.BASELINE)
-    seconds = {"seconds": time.perf_counter() - started, "compile_seconds": compile_seconds}
     result = {
         "eval_return": eval_return.tolist(),
         "env_steps": log.env_step[:, -1].tolist(),
-    } | seconds
-    runs.write_json(run_dir / "result.json", result)
-    print(f"{result['seconds']:.0f} s; everything of this run is in {run_dir}")
-    return result
+        "compile_seconds": compile_seconds,
+    }
+    return runs.finish(run_dir, started, result)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@ each.
     python benchmarks/methods.py METHOD=my_method.py        # and yours: a file with one function
     python benchmarks/methods.py METHODS="GRPO;MaxRL" SEEDS=3 OUT=runs/short  # some of them
 
-The task is examples/larger_numbers. Folder 5's docs/methods.md says how we chose it and what we
-found. Two runs go at a time, each on its own core, and are kept in runs/measure: what's there isn't
-run again.
+The task is examples/larger_numbers. Folder 5's docs/learn/methods.md says how we chose it and what
+we found. Two runs go at a time, each on its own core, and are kept in runs/measure: what's there
+isn't run again.
 
 Written to OUT: `methods.csv` (a line per run), `methods_curves.csv` (a line per run and
 evaluation), `methods_pass_at_k.csv`, and a picture of eight methods and yours; the table is printed
@@ -41,7 +41,7 @@ from settings import Count, UserError
 class Constants:
     """Edit a value here, or give it for one call as NAME=value."""
 
-    # Python file with a piece of the loss (docs/methods.md); joins the table as its name
+    # Python file with a piece of the loss (docs/learn/methods.md); joins the table as its name
     METHOD: str = ""
     METHODS: str = ""  # names, divided by semicolons (empty = all, and METHOD)
     SEEDS: Count = 7  # seeds 0, 1, ... of each

@@ -5,7 +5,7 @@ mistakes.
 
 Tables are in 5_GRPO_Maxtext/assets: `turns.csv` (a line per run), `turns_curves.csv` (a line per
 run and step), `turns_starts.csv` (a line per start), `turns_credit.csv`, `turns_price.csv`. They
-are explained in folder 5's docs/turns.md. What a run drew is read from its answers.jsonl: the
+are explained in folder 5's docs/learn/turns.md. What a run drew is read from its answers.jsonl: the
 episodes of its first step are the untrained model's. Every figure of an episode is computed from
 its moves and the rules of the grid. Processor seconds count all threads: with two cores free, a run
 takes at least half as many.
@@ -238,7 +238,10 @@ def table_of_credit() -> None:
         how = sampling_config(c, seed=jax.random.key(1_000 + call))
         output, episodes = turns.walk(c, rollout, prompts, questions, how)
         for G in GROUPS:
-            lines += [{"G": G, "call": call} | found for found in credit(output.text, episodes, questions, G)]
+            lines += [
+                {"G": G, "call": call} | found
+                for found in credit(output.text, episodes, questions, G)
+            ]
     write_csv(ASSETS / "turns_credit.csv", lines)
 
 

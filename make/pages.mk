@@ -7,7 +7,7 @@ figures: setup  ## committed tables and pictures anew where out of date: hours; 
 pages: setup  ## fills the tables and the hosted course's links in all pages
 	$(BIN)/python -m measure.tables
 
-page-pictures: setup  ## the pictures of docs/seeing_a_run.md, of a run with default constants: RUN=its folder
+page-pictures: setup  ## the pictures of docs/learn/seeing_a_run.md, of a run with default constants: RUN=its folder
 	SCREENSHOTS=5_GRPO_Maxtext/assets RUN=$(RUN) $(BIN)/python -m pytest tests/browser_page.py -k pictures
 
 benchmark: setup  ## seconds per step against TRL: PEER=its Python, see the top of the script

@@ -367,7 +367,8 @@ def filled(page: Path) -> str:
 
 def all_pages() -> list[Path]:
     """Every page of the course."""
-    return sorted(p for part in ("", "[1-9]_*/", "[1-9]_*/docs/") for p in ROOT.glob(f"{part}*.md"))
+    places = ("*.md", "[1-9]_*/*.md", "[1-9]_*/docs/*/*.md")
+    return sorted(page for place in places for page in ROOT.glob(place))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ LANGUAGES = ("english", "chinese")
 ALL = [
     *sorted(path for path in ROOT.glob("*.md") if path.stem != "CONTRIBUTING"),
     *sorted(
-        path for folder in FOLDERS for path in [*folder.glob("*.md"), *folder.glob("docs/*.md")]
+        path for folder in FOLDERS for path in [*folder.glob("*.md"), *folder.glob("docs/*/*.md")]
     ),
 ]
 EVERY = [*ALL, ROOT / "CONTRIBUTING.md"]
@@ -40,5 +40,5 @@ def that_have(pattern: str, among: Sequence[Path] = ALL) -> list[Path]:
 def text(folder: Path, language: str) -> str:
     """All pages of a folder in one language, one after the other."""
     pages = ENGLISH if language == "english" else CHINESE
-    mine = [page for page in pages if page.parent == folder or page.parent == folder / "docs"]
+    mine = [page for page in pages if page.is_relative_to(folder)]
     return "\n".join(page.read_text() for page in mine)

@@ -19,7 +19,7 @@ from folders import SAME_STATE, flat, forward, learning_rates, load, unstack
 dqn, env = (load("2_Cart_Pole_DQN", name) for name in ("cart_pole_dqn", "cart_pole"))
 # All that a figure below depends on: what the defaults are doesn't matter.
 SMALL = """
-HIDDEN_SIZE=8 BATCH_SIZE=8 REPLAY_CAPACITY=100 LEARNING_STARTS=1000 NUM_STEPS=51_000
+HIDDEN_SIZE=8 BATCH_SIZE=8 REPLAY_CAPACITY=100 LEARNING_STARTS=1000 NUM_STEPS=50_000
 TRAIN_INTERVAL=2 EVAL_INTERVAL=1000 N_STEPS=5 GAMMA=0.99 LEARNING_RATE=1e-3 LEARNING_RATE_END=0
 TARGET_SYNC_INTERVAL=250
 EPSILON_START=1 EPSILON_END=0.01 DECAY_STEPS=10_000 SCALE_OBSERVATIONS=True DOUBLE_DQN=True
@@ -32,11 +32,16 @@ def small(*arguments):
 
 @cache
 def network_of(seed=0, *arguments):
-    return jax.jit(lambda: dqn.make_network(small(*arguments), jax.random.key(seed)))()
+    return jax.jit(lambda: dqn.QNetwork(small(*arguments), jax.random.key(seed)))()
 
 
 def new_agent(*arguments):
-    return jax.jit(partial(dqn.make_agent, small(*arguments)))(jax.random.key(0))
+    return jax.jit(partial(dqn.make_agent, small(*arguments)))(0)
+
+
+def play(c, agent, steps):
+    """The agent after `update` for each of the steps, and the metrics."""
+    return jax.jit(lambda agent: jax.lax.scan(partial(dqn.update, c), agent, steps))(agent)
 
 
 def numbered(i):
@@ -159,7 +164,7 @@ def test_a_training_step_descends_on_the_prediction_only(double):
     before = flat(network)
     # weights move by minus the gradient
     optimizer = nnx.Optimizer(network, optax.sgd(1.0), wrt=nnx.Param)
-    found = dqn.train_step(c, dqn.Agent(network, target, optimizer, None, None), batch)
+    found = dqn.train_step(c, dqn.Agent(network, target, optimizer, None, None, None), batch)
     np.testing.assert_allclose(found, by_hand, rtol=1e-5)
     # the difference of two weights near 1 keeps about 1e-7 of a gradient's digits
     np.testing.assert_allclose(before - flat(network), flat(gradients), atol=1e-6)
@@ -181,15 +186,15 @@ def test_the_buffer_holds_what_was_played(monkeypatch):
             reward=lambda *arguments: 2.0,
         ),
     )
-    c = small("NUM_STEPS=1001", "LEARNING_STARTS=501", "EVAL_INTERVAL=500", "REPLAY_CAPACITY=2000")
+    c = small("NUM_STEPS=1002", "LEARNING_STARTS=501", "EVAL_INTERVAL=501", "REPLAY_CAPACITY=2000")
 
-    def train(rng):
-        agent = dqn.fill_buffer(c, rng, dqn.make_agent(c, rng))
-        return dqn.learn_and_evaluate(c, rng, agent, 0)
+    def train(seed):
+        agent, _ = dqn.train_row(c, dqn.make_agent(c, seed), 0)
+        return dqn.train_row(c, agent, 501)
 
-    agent, row = jax.jit(train)(jax.random.key(0))
-    assert agent.replay_buffer.count == 1001
-    rows = jax.tree.map(lambda x: np.asarray(x)[:1001], agent.replay_buffer.rows)
+    agent, row = jax.jit(train)(0)
+    assert agent.replay_buffer.count == 1002
+    rows = jax.tree.map(lambda x: np.asarray(x)[:1002], agent.replay_buffer.rows)
     ended = rows.terminated | rows.truncated
     on = ~ended[:-1]
     np.testing.assert_allclose(rows.next_obs[:-1][on], rows.obs[1:][on], **SAME_STATE)
@@ -204,67 +209,85 @@ def test_the_buffer_holds_what_was_played(monkeypatch):
     assert lengths.max() == 30 > lengths.min()
     np.testing.assert_array_equal(rows.truncated[ends], lengths == 30)
     # epsilon is 1 at first: both actions are played about equally often (500 coins, 5 standard
-    # deviations), also by the two steps of one update (250 pairs, and 5 % that are greedy)
+    # deviations), and two steps in a row don't repeat each other (250 pairs)
     assert abs(rows.action[:500].mean() - 0.5) < 0.11
-    first, second = rows.action[501:].reshape(-1, 2).T
-    assert abs((first == second).mean() - 0.5) < 0.2
-    # the only interval has the episodes that ended in steps 501 to 1001
+    first, second = rows.action[:500].reshape(-1, 2).T
+    assert abs((first == second).mean() - 0.5) < 0.16
+    # the second interval has the episodes that ended in steps 501 to 1001
     assert row.episode_return == pytest.approx(2 * lengths[ends >= 501].mean(), rel=1e-6)  # float32
 
 
 def test_a_row_of_the_log_by_hand():
-    """The second row: two updates with keys of their own, and a look at the policy."""
-    c = small("LEARNING_STARTS=60", "EVAL_INTERVAL=4", "NUM_STEPS=68")
-    rng = jax.random.key(0)
-    agent = jax.jit(lambda rng: dqn.fill_buffer(c, rng, dqn.make_agent(c, rng)))(rng)
-    _, row = jax.jit(partial(dqn.learn_and_evaluate, c))(rng, jax.tree.map(jnp.copy, agent), 1)
-    eval_rng, learn_rng = jax.random.split(jax.random.split(jax.random.split(rng, 4)[3], 2)[1])
-    update, figures = jax.jit(partial(dqn.update, c)), []
-    for step, key in zip((64, 66), jax.random.split(learn_rng, 2)):
-        agent, (_, *figure) = update(agent, (step, key))
-        figures.append(figure)
-    look = jax.jit(env.quick_evaluate)(agent.online, eval_rng, 0.99)
-    expected = [68, 1 - 0.99 * 0.0068, *look, *np.mean(figures, axis=0)]
-    np.testing.assert_allclose([*row[:2], *row[3:]], expected, rtol=1e-3)  # float32
+    """The second row goes on where the first ended; a mean leaves out steps without a value."""
+    c = small("LEARNING_STARTS=60", "EVAL_INTERVAL=64", "NUM_STEPS=128")
+    agent, first = jax.jit(partial(dqn.train_row, c))(new_agent(), 0)
+    copy = jax.tree.map(jnp.copy, agent)
+    _, row = jax.jit(partial(dqn.train_row, c))(agent, 64)
+    agent, metrics = play(c, copy, 64 + jnp.arange(64))
+    look = jax.jit(env.quick_evaluate)(agent.online, jax.random.split(agent.rng)[1], 0.99)
+    means = [np.nanmean(metrics[name]) for name in ("episode_return", "loss", "mean_q")]
+    expected = [128, 1 - 0.99 * 0.0128, *means, *look]
+    np.testing.assert_allclose(row, expected, rtol=1e-3)  # float32
+    np.testing.assert_array_equal(np.isfinite(metrics["loss"]), np.arange(64) % 2 == 1)
+    assert np.isfinite(first.loss)  # of the steps 62 and 64
 
 
 @pytest.fixture(scope="module")
-def updates():
-    """`update` from one agent, with four keys at four steps each; epsilon is 0 by then: all play
-    the same.
+def history():
+    """What `update` did in steps 0 to 1,599: gradient steps, both networks' weights, the loss."""
+    c = small("NUM_STEPS=2000")
+
+    def one_step(agent, env_step):
+        agent, metrics = dqn.update(c, agent, env_step)
+        networks = (jnp.concatenate([x.ravel() for x in jax.tree.leaves(n)]) for n in agent[:2])
+        return agent, (agent.optimizer.step[...], *networks, metrics["loss"])
+
+    steps = jnp.arange(1600)
+    run = jax.jit(lambda agent: jax.lax.scan(one_step, agent, steps)[1])
+    return jax.device_get(run(new_agent()))
+
+
+def test_it_learns_in_every_second_step_after_the_first_thousand(history):
+    played = 1 + np.arange(1600)
+    due = (played > 1000) & (played % 2 == 0)
+    gradient_steps, online, _, loss = history
+    np.testing.assert_array_equal(gradient_steps, due.cumsum())
+    np.testing.assert_array_equal(np.isfinite(loss), due)
+    np.testing.assert_array_equal((np.diff(online, axis=0) != 0).any(axis=1), due[1:])
+
+
+def test_each_gradient_step_draws_a_batch_of_its_own(monkeypatch):
+    """The rows a batch holds, from one buffer in which nothing changes: a loss would differ anyway,
+    because the network does.
     """
-    c = small("EPSILON_END=0", "DECAY_STEPS=1000")
-    agent = new_agent("EPSILON_END=0", "DECAY_STEPS=1000")
-    play = jax.jit(lambda agent, xs: jax.lax.scan(partial(dqn.collect, c), agent, xs)[0])
-    agent = play(agent, (jnp.arange(80), jax.random.split(jax.random.key(2), 80)))
-    # upright and in the middle: the two steps of each update end no episode
-    agent = agent._replace(env_state=env.EnvState(jnp.zeros(4), jnp.int32(0), jnp.float32(0)))
-    steps, rngs = jnp.array([1_000, 1_246, 1_248, 1_250]), jax.random.split(jax.random.key(3), 4)
-    update = jax.vmap(jax.vmap(partial(dqn.update, c), (None, (None, 0))), (None, (0, None)))
-    after, (_, loss, _) = jax.jit(update)(agent, (steps, rngs))
-    return agent, after, np.asarray(loss)  # with axes [step, key]
+    monkeypatch.setattr(dqn, "add", lambda buffer, transition: buffer)
+    monkeypatch.setattr(dqn, "train_step", lambda c, agent, batch: (batch.reward[0, 0], -1.0))
+    c, agent = small("BATCH_SIZE=1", "LEARNING_STARTS=5"), new_agent()
+    # 100 transitions whose reward is their number
+    rows = agent.replay_buffer.rows._replace(reward=jnp.arange(100.0))
+    agent = agent._replace(replay_buffer=dqn.ReplayBuffer(rows, jnp.int32(100)))
+    _, metrics = play(c, agent, 1000 + jnp.arange(400))
+    sampled = metrics["loss"][1::2]
+    # 200 draws of 96 windows leave out one with probability (1 - 1/96)^200 = 0.12: about 84 come
+    assert len(np.unique(sampled)) > 70
+    assert (metrics["mean_q"][1::2] == -1).all()
 
 
-def test_each_update_draws_a_batch_of_its_own(updates):
-    agent, after, loss = updates
-    rows = after.replay_buffer.rows
-    assert (after.replay_buffer.count == agent.replay_buffer.count + 2).all()
-    assert (rows.obs == rows.obs[0, 0]).all() and (rows.action == rows.action[0, 0]).all()
-    assert all(len(set(row)) == 4 for row in loss.tolist())
+def test_the_target_network_is_copied_every_250_steps(history):
+    _, online, target, _ = history
+    # numbers of steps played
+    changed = 2 + np.flatnonzero((np.diff(target, axis=0) != 0).any(axis=1))
+    assert changed.tolist() == [1250, 1500]
+    np.testing.assert_array_equal(target[:1001], online[:1001])  # before the first gradient step
+    np.testing.assert_array_equal(target[changed - 1], online[changed - 1])
+    np.testing.assert_array_equal(target[1599], online[1499])
 
 
-def test_an_update_copies_the_weights_every_250_steps(updates):
-    """From step 1,000 on: the first copy is due after the update that plays the steps 1,248 and
-    1,249.
-    """
-    agent, after, _ = updates
-    np.testing.assert_array_equal(flat(agent.online), flat(agent.target))  # before the first copy
-    for i in range(4):
-        online, target = (
-            flat(unstack(network, (i, 0))) for network in (after.online, after.target)
-        )
-        np.testing.assert_array_equal(target, online if i == 2 else flat(agent.target))
-        assert (online != flat(agent.target)).any()
+def test_the_optimizer_counts_to_the_end_of_its_schedule():
+    """As many gradient steps as the learning rate is planned for, also where nothing divides."""
+    c = small("NUM_STEPS=90", "EVAL_INTERVAL=45", "LEARNING_STARTS=20", "TRAIN_INTERVAL=7")
+    agent, _ = play(c, new_agent(), jnp.arange(90))
+    assert agent.optimizer.step[...] == 10 == c.num_updates  # after 21, 28, ... 84 steps
 
 
 def test_epsilon_decides_what_is_played():
@@ -274,7 +297,7 @@ def test_epsilon_decides_what_is_played():
     greedy = int(agent.online(agent.env_state.obs).argmax())
 
     def first_action(env_step, rng):
-        return dqn.collect(c, agent, (env_step, rng))[0].replay_buffer.rows.action[0]
+        return dqn.update(c, agent._replace(rng=rng), env_step)[0].replay_buffer.rows.action[0]
 
     rngs = jax.random.split(jax.random.key(2), 2_000)
     played = jax.jit(jax.vmap(jax.vmap(first_action, (None, 0)), (0, None)))(
@@ -285,6 +308,69 @@ def test_epsilon_decides_what_is_played():
         (np.asarray(played) == greedy).mean(axis=1), [0.5, 0.75, 1], atol=0.056
     )
     assert (played[2] == greedy).all()
+    epsilons = dqn.epsilon_at(small(), jnp.array([0, 5_000, 10_000, 50_000]))
+    np.testing.assert_allclose(epsilons, [1, 0.505, 0.01, 0.01], rtol=1e-6)
+
+
+def draw_lengths(monkeypatch):
+    """Makes every episode as long as its first state says: 1 to 30 steps, whatever is done."""
+
+    def reset(rng):
+        length = jax.random.randint(rng, (), 1, 31).astype(jnp.float32)
+        return env.EnvState(jnp.zeros(4).at[0].set(length), jnp.int32(0), jnp.float32(0))
+
+    def step(state, action):
+        following = state._replace(steps=state.steps + 1, episode_return=state.episode_return + 1)
+        terminated = following.steps >= state.obs[0]
+        ends = terminated, jnp.bool_(False)
+        return following, env.Transition(state.obs, action, jnp.float32(1), state.obs, *ends)
+
+    monkeypatch.setattr(env, "reset", reset)
+    monkeypatch.setattr(env, "step", step)
+
+
+def test_a_seed_beside_others_does_what_it_does_alone(monkeypatch):
+    """Episodes end at different times in each seed: clock, keys and buffer are its own."""
+    draw_lengths(monkeypatch)
+    c = small("LEARNING_STARTS=198", "NUM_STEPS=400", "EVAL_INTERVAL=200", "NUM_SEEDS=3", "SEED=3")
+    agents, log, _ = dqn.train(c)
+    train_row = jax.jit(partial(dqn.train_row, c))
+    for i in range(3):
+        alone, first = train_row(jax.jit(partial(dqn.make_agent, c))(3 + i), 0)
+        alone, second = train_row(alone, 200)
+        beside = unstack(agents, i)
+        # no action changes an episode here, so these are the same whatever is learned
+        assert (beside.rng == alone.rng).all()
+        for one, other in zip(beside.env_state, alone.env_state):
+            np.testing.assert_array_equal(one, other)
+        assert beside.replay_buffer.count == alone.replay_buffer.count == 400
+        for name in ("obs", "reward", "terminated"):
+            one, other = (getattr(a.replay_buffer.rows, name) for a in (beside, alone))
+            np.testing.assert_array_equal(one, other)
+        for name in ("env_step", "episode_return", "eval_return"):
+            together = getattr(log, name)[i]
+            np.testing.assert_array_equal(together, [getattr(x, name) for x in (first, second)])
+        # One gradient step falls into the first row. Its loss comes from untrained networks: sums
+        # of at most 8 products, each rounded to 2^-24, in three layers.
+        np.testing.assert_allclose(log.loss[i, 0], first.loss, rtol=1e-5)
+        np.testing.assert_allclose(log.mean_q[i, 0], first.mean_q, rtol=1e-5)
+    assert len(set(np.asarray(agents.env_state.steps).tolist())) == 3  # at different times
+    assert (log.env_step == [200, 400]).all()  # the one count that they share
+    assert (agents.optimizer.step[...] == 101).all()
+
+
+def test_seeds_share_the_step_so_that_only_due_steps_learn(monkeypatch):
+    """JAX computes one side of `cond` only if its condition isn't a batch. Else it's slow."""
+    calls = []
+
+    def train_step(c, agent, batch):
+        jax.debug.callback(calls.append, batch.reward.sum())
+        return jnp.float32(0), jnp.float32(0)
+
+    monkeypatch.setattr(dqn, "train_step", train_step)
+    dqn.train(small("LEARNING_STARTS=5", "NUM_STEPS=8", "EVAL_INTERVAL=8", "NUM_SEEDS=2"))
+    jax.effects_barrier()
+    assert len(calls) == 2 * 2  # after 6 and 8 steps, in each seed
 
 
 def test_the_learning_rate_falls_in_a_straight_line_to_its_end():
@@ -304,11 +390,12 @@ def test_the_network_by_hand(scaled):
     )
 
 
-@pytest.mark.parametrize("page", ["networks_and_jax.md", "networks_and_jax_ch.md"])
-def test_the_pages_worked_examples_print_what_they_say(page, capsys):
-    text = (Path(dqn.__file__).parent / page).read_text()
+@pytest.mark.parametrize("language", ["", "_ch"])
+@pytest.mark.parametrize("page, count", [("networks_and_jax", 2), ("README", 1)])
+def test_the_pages_worked_examples_print_what_they_say(page, count, language, capsys):
+    text = (Path(dqn.__file__).parent / f"{page}{language}.md").read_text()
     examples = re.findall(r"```py\n(.*?)```\n\n```text\n(.*?)```", text, re.S)
-    assert len(examples) == 2
+    assert len(examples) == count
     names = {"__name__": "example"}  # the second goes on where the first ended
     for code, said in examples:
         exec(compile(code, page, "exec"), names)

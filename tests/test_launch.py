@@ -262,9 +262,8 @@ def printed():
     it.
     """
     found = {}
-    docs = (
-        settings.HERE / "docs" / f"{name}.md" for name in ("tpu_and_gpu", "several_hosts", "rungs")
-    )
+    names = ("tpu_and_gpu", "several_hosts", "rungs")
+    docs = [settings.HERE / "docs" / "operate" / f"{name}.md" for name in names]
     for path in (*docs, *sorted(LAUNCH.glob("*.sh"))):
         tpu = ""
         for command, remark, exported in COMMAND.findall(path.read_text()):

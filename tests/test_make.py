@@ -59,6 +59,22 @@ def test_help_needs_no_python_and_says_a_word_about_every_target(make):
     assert sorted(phony.split()) == sorted(targets)
 
 
+def test_make_copies_changes_nothing(make, tmp_path):
+    """Each copy is as it is in folder 2. Folder 1 has no JAX, and folder 5 has other settings."""
+    names = ("settings", "runs", "grader")
+    files = [path for name in names for path in ROOT.glob(f"[1-5]_*/**/{name}.py")]
+    for path in files:
+        copy = tmp_path / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
+    assert make("copies").returncode == 0
+    changed = [x for x in files if x.read_bytes() != (tmp_path / x.relative_to(ROOT)).read_bytes()]
+    assert not changed, "edit these in 2_Cart_Pole_DQN, then run `make copies`"
+    source = ROOT / "2_Cart_Pole_DQN"
+    others = [x for x in files if x.read_bytes() != (source / x.name).read_bytes()]
+    assert others == [ROOT / "5_GRPO_Maxtext" / "settings.py", ROOT / "1_Q_Learning" / "runs.py"]
+
+
 def test_an_environment_that_lost_its_programs_is_built_anew(make, tmp_path):
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     (tmp_path / ".venv" / "installed").touch()

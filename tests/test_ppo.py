@@ -41,7 +41,7 @@ def small(script, *arguments):
 
 @cache
 def agent_of(script, *arguments):
-    return jax.jit(partial(script.make_agent, small(script, *arguments)))(jax.random.key(0))
+    return jax.jit(partial(script.make_agent, small(script, *arguments)))(0)
 
 
 def outputs(script, network, obs, scaled=True):
@@ -246,9 +246,10 @@ def test_an_update_by_hand(script):
     """One mini-batch, plain SGD: at a ratio of 1 the actor climbs A log pi, the critic nears its
     targets.
     """
-    before, rng = agent_of(script), jax.random.key(5)
-    after, figures = program(script, "update")(of_sgd(before, **RATES[script]), rng)
-    _, rollout = program(script, "collect")(before, jax.random.split(rng)[0])
+    before = agent_of(script)
+    after, figures = program(script, "update")(of_sgd(before, **RATES[script]))
+    _, collect_rng, _ = jax.random.split(before.rng, 3)
+    _, rollout = program(script, "collect")(before, collect_rng)
     t, value = rollout.transition, np.asarray(rollout.value, np.float64)
     arrays = t.reward, value, rollout.next_value, t.terminated, t.truncated
     A = brute_force_gae(*map(np.asarray, arrays), 0.99, small(script).GAE_LAMBDA)
@@ -293,12 +294,14 @@ def test_each_epoch_has_every_step_once_in_an_order_of_its_own(script, monkeypat
 
 def test_a_row_of_the_log_is_two_updates_with_keys_of_their_own(script):
     """And a look at the policy."""
-    agent, rng, figures = of_sgd(agent_of(script), **RATES[script]), jax.random.key(7), []
-    learned, row = program(script, "learn_and_evaluate")(rng, agent, 0)
-    *_, eval_rng, learning_rng = jax.random.split(rng, 5)
-    for i in range(2):
-        agent, figure = program(script, "update")(agent, jax.random.fold_in(learning_rng, i))
+    agent, figures = of_sgd(agent_of(script), **RATES[script]), []
+    keys = [jax.random.key_data(agent.rng)]
+    learned, row = program(script, "train_row")(agent)
+    for _ in range(2):
+        agent, figure = program(script, "update")(agent)
         figures.append(figure)
+        keys.append(jax.random.key_data(agent.rng))
+    assert len(np.unique(keys, axis=0)) == 3
     for network in ("actor", "critic"):
         weights = (flat(getattr(x, network)) for x in (learned, agent))
         np.testing.assert_allclose(*weights, atol=1e-5)  # float32
@@ -306,5 +309,5 @@ def test_a_row_of_the_log_is_two_updates_with_keys_of_their_own(script):
         mean = np.mean([figure[name][0] for figure in figures])
         assert float(getattr(row, name)) == pytest.approx(float(mean), rel=1e-3, abs=1e-5)
     assert (row.num_updates, row.env_step) == (2, 300)
-    look = environments.quick_evaluate(script.ENV, script.policy, agent.actor, eval_rng)
+    look = environments.quick_evaluate(script.ENV, script.policy, agent.actor)
     assert float(row.eval_return) == pytest.approx(float(look), rel=1e-2)

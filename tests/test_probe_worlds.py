@@ -1,5 +1,6 @@
 """What the learners of folders 2 and 3 come to in worlds whose values are known."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -58,7 +59,7 @@ def probed():
             dict(reward=lambda s, a: best(s.obs[0], a)),
         ]
         resets, steps = zip(*(world(kinds, width, **known) for known in given))
-        rows = dqn.num_rows(c) if script is dqn else c.NUM_STEPS // c.EVAL_INTERVAL
+        rows = c.NUM_STEPS // c.EVAL_INTERVAL
 
         def train_in(key, index):
             """The script's own training, in the world of this number."""
@@ -70,11 +71,14 @@ def probed():
                     patch.setattr(cart_pole, "reset", reset)
                     patch.setattr(cart_pole, "step", step)
                     patch.setattr(cart_pole, "MAX_EPISODE_STEPS", 1)  # of the quick evaluation
-                    agent = script.fill_buffer(c, key, script.make_agent(c, key))
+                    agent = script.make_agent(c, index)  # the world's number is its seed
+                    starts = jnp.arange(0, c.NUM_STEPS, c.EVAL_INTERVAL)
+                    return jax.lax.scan(partial(script.train_row, c), agent, starts)[0]
                 else:
                     scale = dict(max_episode_steps=1, observation_scale=(1.0,) * width)
                     patch.setattr(script, "ENV", SimpleNamespace(reset=reset, step=step, **scale))
-                    agent = script.make_agent(c, key)
+                    agent = script.make_agent(c, index)  # the world's number is its seed
+                    learn = lambda agent, _: script.train_row(c, agent)  # noqa: E731
                 return jax.lax.scan(learn, agent, jnp.arange(rows))[0]
 
         keys = jax.random.split(jax.random.key(0), len(given))
@@ -87,7 +91,7 @@ def probed():
             cart_pole,
             4,
             lambda x, a: x * (2.0 * a - 1),
-            "NUM_STEPS=4400 LEARNING_STARTS=400 EVAL_INTERVAL=4000 N_STEPS=2 "
+            "NUM_STEPS=4400 LEARNING_STARTS=400 EVAL_INTERVAL=4400 N_STEPS=2 "
             "REPLAY_CAPACITY=1000 TARGET_SYNC_INTERVAL=20 TRAIN_INTERVAL=2 BATCH_SIZE=64 "
             "EPSILON_START=1 EPSILON_END=1 LEARNING_RATE=1e-3 LEARNING_RATE_END=0",
         ),

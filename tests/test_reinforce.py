@@ -36,7 +36,7 @@ def networks_of(*arguments, seed=0):
 
 
 def agent_of(c):
-    return jax.jit(partial(reinforce.make_agent, c))(jax.random.key(0))
+    return jax.jit(partial(reinforce.make_agent, c))(0)
 
 
 def credit_of(c, rollout):
@@ -240,10 +240,11 @@ def test_an_update_by_hand(baseline, reward_to_go):
     returns.
     """
     c = given("NUM_ENVS=4", f"BASELINE={baseline}", f"REWARD_TO_GO={reward_to_go}")
-    rng, before = jax.random.key(5), agent_of(c)
+    before = agent_of(c)
     agent = of_sgd(jax.tree.map(jnp.copy, before), actor=1.0, critic=1e-6)
-    agent, figures = jax.jit(partial(reinforce.update, c))(agent, rng)
-    rollout = jax.jit(partial(reinforce.collect, c))(before.actor, jax.random.split(rng)[0])
+    agent, figures = jax.jit(partial(reinforce.update, c))(agent)
+    _, collect_rng, _ = jax.random.split(before.rng, 3)
+    rollout = jax.jit(partial(reinforce.collect, c))(before.actor, collect_rng)
     returns = np.asarray(credit_of(c, rollout))
     values = [
         np.asarray(reinforce.critic_baseline(rollout, returns, x.critic)) for x in (before, agent)
@@ -279,15 +280,17 @@ def test_an_update_by_hand(baseline, reward_to_go):
 def test_a_row_of_the_log_is_two_updates_with_keys_of_their_own(monkeypatch):
     """And a look at the policy. No pole falls in five steps: a rollout has 20 here."""
     monkeypatch.setattr(reinforce, "ENV", replace(reinforce.ENV, max_episode_steps=5))
-    c, rng, figures = given("NUM_ENVS=4", "EVAL_INTERVAL=40", "NUM_STEPS=80"), jax.random.key(7), []
+    c, figures = given("NUM_ENVS=4", "EVAL_INTERVAL=40", "NUM_STEPS=80"), []
     agent = agent_of(c)
-    learned, row = jax.jit(partial(reinforce.learn_and_evaluate, c))(rng, agent, 0)
-    *_, eval_rng, learning_rng = jax.random.split(rng, 4)
+    keys = [jax.random.key_data(agent.rng)]
+    learned, row = jax.jit(partial(reinforce.train_row, c))(agent, 40)
     update = jax.jit(partial(reinforce.update, c))
-    for i in range(2):
-        agent, figure = update(agent, jax.random.fold_in(learning_rng, i))
+    for _ in range(2):
+        agent, figure = update(agent)
         figures.append(figure)
-    look = reinforce.quick_evaluate(reinforce.ENV, reinforce.policy, agent.actor, eval_rng)
+        keys.append(jax.random.key_data(agent.rng))
+    assert len(np.unique(keys, axis=0)) == 3
+    look = reinforce.quick_evaluate(reinforce.ENV, reinforce.policy, agent.actor)
     assert row.eval_return == look
     for name in figures[0]:
         assert getattr(row, name) == pytest.approx(

@@ -19,7 +19,6 @@ import grpo_llama3_1_8b_demo as demo
 from model import llama, rollout
 from model.llm import Llm, SampledAhead
 from settings import HERE, UserError, read
-from task import turns
 from task.prompts import to_prompt
 
 NEW_TOKENS = 28
@@ -258,7 +257,7 @@ def test_every_end_of_sequence_token_of_generation_config_ends_an_answer(tmp_pat
     assert set(llama.load_tokenizer(folder).eos_ids) == ends > {tokenizer.eos_token_id}
     engine = make_rollout(folder=folder)
     output = engine.generate(prompts(16), settings(temperature=2.0))
-    ended = turns.ended(output, engine.tokenizer.eos_ids)
+    ended = rollout.has_end(output.tokens, engine.tokenizer.eos_ids)
     for (*before, last), over in zip(output.tokens, ended, strict=True):
         assert ends.isdisjoint(before) and over == (last in ends)
     assert {tokens[-1] for tokens in output.tokens} > {number}

@@ -270,7 +270,11 @@ def test_a_tool_answers_in_the_middle_of_a_message(tmp_path):
         assert tokens[:begin].tolist() == first[:begin] and set(episode.turn[:begin]) <= {-1}
         for t in range(begin, len(tokens)):
             stops = made.tokenizer.decode([tokens[t]]) == "wait" and episode.turn[t] >= 0
-            if stops and len(tokens) - t - 1 > len(heard) and max(episode.turn[: t + 1]) < TURNS - 1:
+            if (
+                stops
+                and len(tokens) - t - 1 > len(heard)
+                and max(episode.turn[: t + 1]) < TURNS - 1
+            ):
                 assert tokens[t + 1 : t + 1 + len(heard)].tolist() == heard
                 assert set(episode.turn[t + 1 : t + 1 + len(heard)]) == {-1}
                 assert episode.turn[t + 1 + len(heard)] == episode.turn[t] + 1

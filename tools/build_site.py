@@ -30,7 +30,7 @@ from pygments.lexers import TextLexer, find_lexer_class_for_filename, get_lexer_
 ROOT = Path(__file__).resolve().parent.parent
 PLAYGROUND = ROOT / "5_GRPO_Maxtext/assets/playground.html"
 REPORT = ROOT / "runs/seed_0/report.html"  # of the default run
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("[1-5]_*/*.md"), *ROOT.glob("[1-5]_*/docs/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("[1-5]_*/*.md"), *ROOT.glob("[1-5]_*/docs/*/*.md")])
 LANGUAGE = os.environ.get("SITE_LANGUAGE", "en")[:2]
 NAMES = {
     "en": ("Glossary", "Playground", "A run's report"),
@@ -249,21 +249,30 @@ def title_of(path: Path) -> str:
 
 
 def navigation() -> list:
-    """The sidebar: a section for each chapter, its pages in the order in which its first page names
-    them.
+    """The sidebar: a section for each chapter and for each folder of its docs/. Pages come in the
+    order in which the section's first page names them.
     """
     pages = [path for path in PAGES if language_of(path) == LANGUAGE]
     address = {path: str(place(path).with_suffix(".md")).removeprefix("zh/") for path in pages}
     first = ROOT / ("README_ch.md" if LANGUAGE == "zh" else "README.md")
-    entries = [{title_of(first): address[first]}]
-    for folder in sorted(ROOT.glob("[1-5]_*")):
-        chapter = folder / first.name
-        text = chapter.read_text()
-        rest = [path for path in pages if path.is_relative_to(folder) and path != chapter]
-        rest.sort(key=lambda path: text.find(path.name) % len(text))
-        entries.append(
-            {title_of(chapter): [address[chapter], *({title_of(p): address[p]} for p in rest)]}
-        )
+
+    def section(page: Path) -> dict:
+        """A folder by its first page, with the pages beside it and the sections below it."""
+        text = page.read_text()
+        below = [path for path in pages if path.is_relative_to(page.parent) and path != page]
+        firsts = [path for path in below if path.name == first.name]
+        beside = [path for path in below if path.parent == page.parent]
+        before = linked_page(page, PREVIOUS)  # the language model's page, before chapter 5
+
+        def order(path: Path) -> tuple:
+            return path != before, text.find(os.path.relpath(path, page.parent)) % len(text)
+
+        parts = sorted(beside + firsts, key=order)
+        entries = [section(p) if p in firsts else {title_of(p): address[p]} for p in parts]
+        return {title_of(page): [address[page], *entries]}
+
+    chapters = [folder / first.name for folder in sorted(ROOT.glob("[1-5]_*"))]
+    entries = [{title_of(first): address[first]}, *map(section, chapters)]
     check = next(path for path in pages if path.stem.startswith("what_you_should_know"))
     entries.append({title_of(check): address[check]})
     glossary, playground, report = NAMES[LANGUAGE]

@@ -30,7 +30,7 @@ PAGES = {  # of each script
     "5_GRPO_Maxtext/llama_by_hand.py": "language_model",
     "5_GRPO_Maxtext/supervised_fine_tuning.py": "language_model",
     "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py": "README",
-    "5_GRPO_Maxtext/mesh_and_axis_rules.py": "docs/mesh_and_axis_rules",
+    "5_GRPO_Maxtext/mesh_and_axis_rules.py": "docs/learn/mesh_and_axis_rules",
 }
 ABOUT = {
     "": """\
@@ -139,7 +139,7 @@ def notebook(script: str, language: str = ""):
     text = re.sub(r"^<!-- colab .*?^<!-- end -->\n", "", text, flags=re.M | re.S)  # the way here
     cells = re.split(r"\n\n+(?=# %%)|\n\n\n(?=\S)", source)
     sections = re.split(r"^(?=## )", text, flags=re.M)
-    quotes = rf"\[`([^`]+)`\]\((?:\.\./)?{Path(script).name}\)"
+    quotes = rf"\[`([^`]+)`\]\((?:\.\./)*{Path(script).name}\)"
 
     def quoted(section: str) -> int:
         """The first cell of which a section quotes a line, or that defines a name it gives."""

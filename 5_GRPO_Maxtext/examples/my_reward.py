@@ -1,4 +1,4 @@
-"""Your own reward, to copy and change. docs/own_data_and_rewards.md has the command.
+"""Your own reward, to copy and change. docs/learn/own_data_and_rewards.md has the command.
 
 REWARD_FUNC=examples/my_reward.py takes `compute_score` from here. Other functions only count if
 REWARDS names them. You can mix them with built-in ones:

@@ -18,7 +18,7 @@
 # PROJECT, ZONE  of your Google Cloud account
 # TPU            such as v5p-64; its 32 chips need TRAIN_MICRO_BATCH_SIZE=4, or 16 sequences would not divide
 # BUCKET         gs://bucket/folder for what a run needs to resume, and for reports; pods have no disk that lasts.
-#                docs/several_hosts.md names the roles that the nodes' account needs on it
+#                docs/operate/several_hosts.md names the roles that the nodes' account needs on it
 # CLUSTER, RUN   names of the cluster and of the run (grpo)
 # HF_TOKEN_FILE  where `hf auth login` put your token (~/.cache/huggingface/token). It goes to BUCKET/token, where the
 #                pods read it, and `delete` removes it; in the workload itself everybody on the cluster could read it

@@ -2,8 +2,8 @@
 
 When a model is built for a CPU, MaxText uses these subclasses of its modules, which compute the
 same up to rounding. Other devices keep MaxText's: we measured this on CPUs, and flash attention
-can't handle rows with several answers. docs/speed.md has each one's speedup. Drop one once MaxText
-(0.2.5) or XLA (jaxlib 0.12.0) is fast without it.
+can't handle rows with several answers. docs/operate/speed.md has each one's speedup. Drop one once
+MaxText (0.2.5) or XLA (jaxlib 0.12.0) is fast without it.
 """
 
 import contextlib

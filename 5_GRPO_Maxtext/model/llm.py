@@ -21,7 +21,7 @@ from tunix.rl.rollout.base_rollout import BaseRollout, RolloutConfig, RolloutOut
 
 from model import devices, llama, lora
 from model.log_probs import entropy_of, log_probs, log_probs_of_states
-from model.rollout import MaxTextRollout, right_padded, sampling_config
+from model.rollout import MaxTextRollout, has_end, right_padded, sampling_config
 from schedules import temperature_at
 from task import turns
 from task.task import Answers
@@ -182,7 +182,7 @@ class Llm:
             ended = [episode.terminated for episode in episodes]
         else:
             turn = [[0] * len(ids) for ids in output.tokens]
-            ended = [np.isin(self.eos_ids, ids).any() for ids in output.tokens]
+            ended = has_end(output.tokens, self.eos_ids)
         return Answers(
             texts=np.array(output.text, object),
             prompt_ids=np.asarray(output.left_padded_prompt_tokens, np.int32),

@@ -55,6 +55,11 @@ def sampling_config(c, config_name: str = "", **changes: Any) -> RolloutConfig:
     return RolloutConfig(**how, **lengths, **changes)
 
 
+def has_end(tokens: Sequence[np.ndarray], eos_ids: Sequence[int]) -> np.ndarray:
+    """Whether each answer has an end-of-sequence token: bool [N]."""
+    return np.array([np.isin(eos_ids, ids).any() for ids in tokens])
+
+
 def right_padded(rows: Sequence[Sequence[Any]], width: int, fill: Any, dtype) -> np.ndarray:
     """Rows of at most `width` values as an array [N, width], padded on the right with `fill`."""
     padded = np.full((len(rows), width), fill, dtype)

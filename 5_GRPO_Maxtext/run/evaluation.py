@@ -7,13 +7,17 @@ chance alone would produce one as lopsided in fewer than 5 % of cases (exact McN
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from run.health import Sentence
 from task.grading import is_close, parse_number
 from task.questions import GRADED
+from task.run_grader import Grader
+
+if TYPE_CHECKING:  # it imports jax, which takes a second
+    from task.task import Answers
 
 type Result = Mapping[str, Any]  # of an evaluation
 

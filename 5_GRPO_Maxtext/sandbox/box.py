@@ -3,9 +3,9 @@
     training  --starts-->  warden  --forks-->  init process  --forks-->  `python -I -S`: the program
 
 `namespaces` isolates it (Linux 5.12, user namespaces or real root), `limits` only limits it;
-`docs/code_answers.md` says what each one protects against. The warden and the init process hold no
-secrets. The warden exits once everything it started has exited: when the init process of a pid
-namespace ends, the kernel kills all others in it.
+`docs/learn/code_answers.md` says what each one protects against. The warden and the init process
+hold no secrets. The warden exits once everything it started has exited: when the init process of a
+pid namespace ends, the kernel kills all others in it.
 """
 
 import contextlib

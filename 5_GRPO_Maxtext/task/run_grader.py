@@ -130,8 +130,8 @@ class Grader:
     ) -> np.ndarray:
         """One score per completion, float [N]; 1 or more counts as right.
 
-        `episodes` are those of ENVIRONMENT. Uses `compute_score` if it's one of the rewards; else 1 for exactly the right number in the
-        answer tags, and 0 for anything else.
+        `episodes` are those of ENVIRONMENT. Uses `compute_score` if it's one of the rewards; else 1
+        for exactly the right number in the answer tags, and 0 for anything else.
         """
         if self.by_world:
             return np.array([float(episode.right) for episode in episodes])

@@ -66,7 +66,7 @@ def load(environment: str) -> type:
     ):
         raise UserError(
             f"ENVIRONMENT={environment}: has no class Environment with reset and step; write one "
-            "(docs/turns.md has one of twenty lines)"
+            "(docs/learn/turns.md has one of twenty lines)"
         )
     return kind
 
