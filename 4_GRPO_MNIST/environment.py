@@ -1,5 +1,6 @@
 """The digits as an environment: an image is seen, a digit is guessed, and the episode is over."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -31,15 +32,11 @@ def updates_per_row(c: Any, num_images: int) -> int:
     return updates
 
 
-def shuffled(c: Any, rng: jax.Array, num_images: int) -> tuple[jax.Array, jax.Array]:
-    """One epoch: indices of images, int32 [LOGS_PER_EPOCH, updates, BATCH_SIZE], and a key for each
-    batch.
-    """
-    order_rng, guess_rng = jax.random.split(rng)
-    shape = c.LOGS_PER_EPOCH, updates_per_row(c, num_images)
+def shuffled(c: Any, rng: jax.Array, num_images: int) -> jax.Array:
+    """The batches of one epoch: indices of images, int32 [LOGS_PER_EPOCH, updates, BATCH_SIZE]."""
+    shape = c.LOGS_PER_EPOCH, updates_per_row(c, num_images), c.BATCH_SIZE
     # Each epoch leaves out other images: those that fill no batch.
-    order = jax.random.permutation(order_rng, num_images)[: shape[0] * shape[1] * c.BATCH_SIZE]
-    return order.reshape(*shape, c.BATCH_SIZE), jax.random.split(guess_rng, shape)
+    return jax.random.permutation(rng, num_images)[: math.prod(shape)].reshape(shape)
 
 
 def evaluate(

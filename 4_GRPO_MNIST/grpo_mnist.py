@@ -29,10 +29,10 @@ cross-entropy) are in variants.py.
     python 4_GRPO_MNIST/variants.py METHOD=ppo MNIST_PATH=subset
 """
 
-import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -114,25 +114,7 @@ def policy(actor: MLP, obs: jax.Array) -> tfd.Categorical:
     return tfd.Categorical(logits=actor(obs))
 
 
-# %% Training --------------------------------------------------------------------------------------
-class Agent(NamedTuple):
-    """Everything that changes while learning; the carry of the loops."""
-
-    actor: MLP
-    actor_optimizer: nnx.Optimizer
-
-
-class Rollout(NamedTuple):
-    """What one policy guessed; B = BATCH_SIZE, G = NUM_GENERATIONS."""
-
-    obs: jax.Array  # float32 [B, 784]
-    action: jax.Array  # int32 [B, G]
-    reward: jax.Array  # float32 [B, G]
-    log_prob: jax.Array  # float32 [B, G], of the action, by the policy that sampled it
-    ref_log_prob: jax.Array  # float32 [B, G], by the frozen reference
-    entropy: jax.Array  # float32 [B], of that policy, nats
-
-
+# %% Formulas --------------------------------------------------------------------------------------
 class Batch(NamedTuple):
     """Images to learn from."""
 
@@ -143,138 +125,6 @@ class Batch(NamedTuple):
     advantage: jax.Array  # float32 [B, G]
 
 
-class Log(NamedTuple):
-    """One row for each part of an epoch; after training [NUM_SEEDS, rows]."""
-
-    images: jax.Array  # int32, seen so far
-    validation_accuracy: jax.Array  # of the likeliest digit: greedy
-    validation_sampled_accuracy: jax.Array  # of a sampled digit
-    # means over the rollouts of the interval:
-    reward: jax.Array  # share of right guesses
-    advantage_std: jax.Array
-    zero_variance: jax.Array  # share of groups without signal: all right or all wrong
-    entropy: jax.Array  # of the policy that guessed, nats
-    clip_fraction: jax.Array  # share of guesses where the clip binds; nan: no surrogate objective
-    kl: jax.Array  # KL to the reference (k3); nan: no reference
-
-
-SHOWN = ["validation_accuracy", "validation_sampled_accuracy", "reward", "zero_variance"]
-
-
-def train(
-    c: Constants, data: mnist.Data, make_agent: Callable, update: Callable
-) -> tuple[Any, Log, float]:
-    """Trains all seeds side by side, a row of the log at a time, until Ctrl-C.
-
-    `make_agent` and `update` are those below, or of variants.py. Returns the agents [NUM_SEEDS,
-    ...], the log [NUM_SEEDS, rows] and the seconds of compiling.
-    """
-    agents, train_row, compile_seconds = runs.compile_row(
-        c,
-        lambda c, rng: make_agent(c, rng, len(data.images)),
-        functools.partial(learn_and_evaluate, make_agent, update),
-        mnist.Data(*map(jnp.asarray, data)),
-    )
-    log = []
-    for index in runs.until_ctrl_c(range(c.NUM_EPOCHS * c.LOGS_PER_EPOCH)):
-        agents, row = train_row(agents, index)
-        log.append(jax.device_get(row))
-        if len(log) % c.LOGS_PER_EPOCH == 0:
-            texts = [f"{name} {100 * getattr(log[-1], name).mean():5.2f} %" for name in SHOWN]
-            tqdm.write("   ".join([f"images {log[-1].images[0]:7d}", *texts]))
-    return agents, Log(*(np.stack(column, axis=1) for column in zip(*log))), compile_seconds
-
-
-def learn_and_evaluate(
-    make_agent: Callable,
-    update: Callable,
-    c: Constants,
-    rng: jax.Array,
-    agent: Any,
-    index: jax.Array,
-    data: mnist.Data,
-) -> tuple[Any, Log]:
-    """A part of an epoch of one seed, then the validation images: row `index` of the log."""
-    _, learning_rng = jax.random.split(rng)
-    reference = make_agent(c, rng, len(data.images)).actor  # untrained, and frozen
-    epoch, part = jnp.divmod(index, c.LOGS_PER_EPOCH)
-    epoch_rng = jax.random.split(learning_rng, c.NUM_EPOCHS)[epoch]
-    # [updates, B], [updates]
-    batches, rngs = (x[part] for x in env.shuffled(c, epoch_rng, len(data.images)))
-
-    def one_update(agent: Any, x: tuple[jax.Array, jax.Array]):
-        batch, rng = x
-        return update(c, agent, reference, env.pixels(data.images[batch]), data.labels[batch], rng)
-
-    agent, metrics = jax.lax.scan(one_update, agent, (batches, rngs))
-    accuracies = env.evaluate(policy, agent.actor, data.validation_images, data.validation_labels)
-    means = {name: metric.mean() for name, metric in metrics.items()}
-    return agent, Log((index + 1) * batches.size, *accuracies, **means)
-
-
-def make_agent(c: Constants, rng: jax.Array, num_images: int) -> Agent:
-    """An untrained network and its optimizer."""
-    agent_rng, _ = jax.random.split(rng)
-    actor_rng, _ = jax.random.split(agent_rng)  # the other half is for the critic of variants.py
-    actor = MLP(mnist.NUM_PIXELS, c.HIDDEN_SIZE, mnist.NUM_DIGITS, nnx.Rngs(actor_rng))
-    num_updates = (
-        c.NUM_EPOCHS * c.LOGS_PER_EPOCH * env.updates_per_row(c, num_images) * c.NUM_ITERATIONS
-    )
-    return Agent(
-        actor=actor, actor_optimizer=nnx.Optimizer(actor, adam(c, num_updates), wrt=nnx.Param)
-    )
-
-
-def adam(c: Constants, num_updates: int) -> optax.GradientTransformation:
-    """Adam, whose rate rises, and falls to 0 along half a cosine."""
-    warmup = int(c.WARMUP_FRACTION * num_updates)
-    return optax.adam(optax.warmup_cosine_decay_schedule(0, c.LEARNING_RATE, warmup, num_updates))
-
-
-def update(
-    c: Constants, agent: Agent, reference: MLP, obs: jax.Array, label: jax.Array, rng: jax.Array
-) -> tuple[Agent, dict[str, jax.Array]]:
-    """The four phases of GRPO on a batch of images; also the metrics of `Log`, float32 [] each."""
-    # 1. collect
-    rollout = collect(c, agent.actor, reference, obs, label, rng)
-    # 2. judge
-    advantage = group_advantage(rollout.reward)  # [B, G]
-    batch = Batch(obs, rollout.action, rollout.log_prob, rollout.ref_log_prob, advantage)
-    # 3. learn
-    agent, learned = learn(c, agent, batch)
-    # 4. discard the rollout: the policy that sampled its guesses has changed
-
-    metrics = {
-        "reward": rollout.reward.mean(),
-        "advantage_std": batch.advantage.std(),
-        "zero_variance": 1 - has_signal(rollout.reward).mean(),
-        "entropy": rollout.entropy.mean(),
-    }
-    return agent, metrics | learned
-
-
-def collect(
-    c: Constants, actor: MLP, reference: MLP, obs: jax.Array, label: jax.Array, rng: jax.Array
-) -> Rollout:
-    """G guesses for each image [B, 784], all by one and the same policy, and their rewards."""
-    old = policy(actor, obs)
-    action = old.sample(c.NUM_GENERATIONS, seed=rng).T  # [G, B] -> [B, G]
-    log_prob = old[:, None].log_prob(action)  # [B, 1] against [B, G]
-    ref_log_prob = policy(reference, obs)[:, None].log_prob(action) if c.BETA else log_prob
-    return Rollout(obs, action, env.step(label, action), log_prob, ref_log_prob, old.entropy())
-
-
-def learn(c: Constants, agent: Agent, batch: Batch) -> tuple[Agent, dict[str, jax.Array]]:
-    """NUM_ITERATIONS gradient steps on a batch, which change the agent; the last one's metrics."""
-    for _ in range(c.NUM_ITERATIONS):
-        gradient, metrics = nnx.grad(functools.partial(actor_loss, c), has_aux=True)(
-            agent.actor, batch
-        )
-        agent.actor_optimizer.update(agent.actor, gradient)
-    return agent, metrics
-
-
-# %% Algorithm -------------------------------------------------------------------------------------
 def group_advantage(rewards: jax.Array) -> jax.Array:
     """How many standard deviations above its group a guess is (DeepSeekMath, arXiv 2402.03300,
     4.1.2).
@@ -307,9 +157,8 @@ def k3(log_prob: jax.Array, ref_log_prob: jax.Array) -> jax.Array:
 
     Unbiased, never negative, low variance. As a loss it is another KL: its value estimates KL(pi ||
     pi_ref), but its expected gradient is that of KL(pi_ref || pi). The guesses are held fixed, so
-    grad k3 = (1 - pi_ref / pi) grad log pi, of which the mean over pi is sum_a (pi - pi_ref) grad
-    log pi
-    = -sum_a pi_ref grad log pi, since sum_a pi grad log pi = 0.
+    grad k3 = (1 - pi_ref / pi) grad log pi, and the mean of that over pi is
+    sum_a (pi - pi_ref) grad log pi = -sum_a pi_ref grad log pi, since sum_a pi grad log pi = 0.
     """
     log_ref_ratio = ref_log_prob - log_prob
     return jnp.expm1(log_ref_ratio) - log_ref_ratio  # e^x - 1 - x
@@ -329,6 +178,157 @@ def actor_loss(c: Constants, actor: MLP, batch: Batch) -> tuple[jax.Array, dict[
     return loss.mean(), metrics
 
 
+# %% GRPO ------------------------------------------------------------------------------------------
+class Agent(NamedTuple):
+    """One seed's networks, optimizer and keys; the carry of the loops."""
+
+    actor: MLP
+    actor_optimizer: nnx.Optimizer
+    reference: MLP  # the untrained actor, which stays as it is
+    order_rng: jax.Array  # stays as it is, too: an epoch's order of images is drawn from it
+    rng: jax.Array  # the key that those of the guesses are split off
+
+
+class Rollout(NamedTuple):
+    """What one policy guessed; B = BATCH_SIZE, G = NUM_GENERATIONS."""
+
+    obs: jax.Array  # float32 [B, 784]
+    action: jax.Array  # int32 [B, G]
+    reward: jax.Array  # float32 [B, G]
+    log_prob: jax.Array  # float32 [B, G], of the action, by the policy that sampled it
+    ref_log_prob: jax.Array  # float32 [B, G], by the frozen reference
+    entropy: jax.Array  # float32 [B], of that policy, nats
+
+
+def update(
+    c: Constants, agent: Agent, obs: jax.Array, label: jax.Array
+) -> tuple[Agent, dict[str, jax.Array]]:
+    """A step of GRPO (DeepSeekMath, algorithm 1) on a batch of images, in four phases.
+
+    Also returns the metrics of `Log`, float32 [] each.
+    """
+    rng, guess_rng = jax.random.split(agent.rng)
+    # 1. collect
+    rollout = collect(c, agent.actor, agent.reference, obs, label, guess_rng)
+    # 2. judge
+    advantage = group_advantage(rollout.reward)  # [B, G]
+    batch = Batch(obs, rollout.action, rollout.log_prob, rollout.ref_log_prob, advantage)
+    # 3. learn
+    agent, learned = learn(c, agent, batch)
+    # 4. discard the rollout: the policy that sampled its guesses has changed
+
+    metrics = {
+        "reward": rollout.reward.mean(),
+        "advantage_std": batch.advantage.std(),
+        "zero_variance": 1 - has_signal(rollout.reward).mean(),
+        "entropy": rollout.entropy.mean(),
+    }
+    return agent._replace(rng=rng), metrics | learned
+
+
+def collect(
+    c: Constants, actor: MLP, reference: MLP, obs: jax.Array, label: jax.Array, rng: jax.Array
+) -> Rollout:
+    """G guesses for each image [B, 784], all by one and the same policy, and their rewards."""
+    old = policy(actor, obs)
+    action = old.sample(c.NUM_GENERATIONS, seed=rng).T  # [G, B] -> [B, G]
+    log_prob = old[:, None].log_prob(action)  # [B, 1] against [B, G]
+    ref_log_prob = policy(reference, obs)[:, None].log_prob(action) if c.BETA else log_prob
+    return Rollout(obs, action, env.step(label, action), log_prob, ref_log_prob, old.entropy())
+
+
+def learn(c: Constants, agent: Agent, batch: Batch) -> tuple[Agent, dict[str, jax.Array]]:
+    """NUM_ITERATIONS gradient steps on a batch, which change the agent; the last one's metrics."""
+    for _ in range(c.NUM_ITERATIONS):
+        gradient, metrics = nnx.grad(partial(actor_loss, c), has_aux=True)(agent.actor, batch)
+        agent.actor_optimizer.update(agent.actor, gradient)
+    return agent, metrics
+
+
+# %% Training --------------------------------------------------------------------------------------
+class Log(NamedTuple):
+    """One row for each part of an epoch; after training [NUM_SEEDS, rows]."""
+
+    images: jax.Array  # int32, seen so far
+    validation_accuracy: jax.Array  # of the likeliest digit: greedy
+    validation_sampled_accuracy: jax.Array  # of a sampled digit
+    # means over the rollouts of the interval:
+    reward: jax.Array  # share of right guesses
+    advantage_std: jax.Array
+    zero_variance: jax.Array  # share of groups without signal: all right or all wrong
+    entropy: jax.Array  # of the policy that guessed, nats
+    clip_fraction: jax.Array  # share of guesses where the clip binds; nan: no surrogate objective
+    kl: jax.Array  # KL to the reference (k3); nan: no reference
+
+
+SHOWN = ["validation_accuracy", "validation_sampled_accuracy", "reward", "zero_variance"]
+
+
+def adam(c: Constants, num_updates: int) -> optax.GradientTransformation:
+    """Adam, whose rate rises, and falls to 0 along half a cosine."""
+    warmup = int(c.WARMUP_FRACTION * num_updates)
+    return optax.adam(optax.warmup_cosine_decay_schedule(0, c.LEARNING_RATE, warmup, num_updates))
+
+
+def make_agent(c: Constants, seed: jax.Array, num_images: int) -> Agent:
+    """An untrained network, its frozen copy, and its optimizer."""
+    rng, actor_rng, order_rng = jax.random.split(jax.random.key(seed), 3)
+    actor = MLP(mnist.NUM_PIXELS, c.HIDDEN_SIZE, mnist.NUM_DIGITS, nnx.Rngs(actor_rng))
+    num_updates = (
+        c.NUM_EPOCHS * c.LOGS_PER_EPOCH * env.updates_per_row(c, num_images) * c.NUM_ITERATIONS
+    )
+    return Agent(
+        actor=actor,
+        actor_optimizer=nnx.Optimizer(actor, adam(c, num_updates), wrt=nnx.Param),
+        reference=nnx.clone(actor),
+        order_rng=order_rng,
+        rng=rng,
+    )
+
+
+def train_row(
+    c: Constants, update: Callable, agent: Any, index: jax.Array, data: mnist.Data
+) -> tuple[Any, Log]:
+    """A part of an epoch of one seed, then the validation images: row `index` of the log."""
+    epoch, part = jnp.divmod(index, c.LOGS_PER_EPOCH)
+    epoch_rng = jax.random.fold_in(agent.order_rng, epoch)
+    batches = env.shuffled(c, epoch_rng, len(data.images))[part]  # [updates, B]
+
+    def one_update(agent: Any, batch: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
+        return update(c, agent, env.pixels(data.images[batch]), data.labels[batch])
+
+    agent, metrics = jax.lax.scan(one_update, agent, batches)
+    accuracies = env.evaluate(policy, agent.actor, data.validation_images, data.validation_labels)
+    means = {name: metric.mean() for name, metric in metrics.items()}
+    return agent, Log((index + 1) * batches.size, *accuracies, **means)
+
+
+def train(
+    c: Constants, data: mnist.Data, make_agent: Callable, update: Callable
+) -> tuple[Any, Log, float]:
+    """Trains all seeds side by side, a row of the log at a time, until Ctrl-C.
+
+    `make_agent` and `update` are those above, or of variants.py. Returns the agents [NUM_SEEDS,
+    ...], the log [NUM_SEEDS, rows] and the seconds of compiling.
+    """
+    # All that's above is about one seed; these `vmap`s make it NUM_SEEDS of them, side by side.
+    seeds = c.SEED + jnp.arange(c.NUM_SEEDS)
+    agents = jax.jit(jax.vmap(partial(make_agent, c, num_images=len(data.images))))(seeds)
+    # Each seed has an agent of its own (axis 0); index and images are the same for all (None).
+    all_seeds = jax.jit(jax.vmap(partial(train_row, c, update), in_axes=(0, None, None)))
+    data = mnist.Data(*map(jnp.asarray, data))
+    all_seeds, compile_seconds = runs.compiled(all_seeds, agents, 0, data)
+    log = []
+    for index in runs.until_ctrl_c(range(c.NUM_EPOCHS * c.LOGS_PER_EPOCH)):
+        agents, row = all_seeds(agents, index, data)
+        log.append(jax.device_get(row))
+        if len(log) % c.LOGS_PER_EPOCH == 0:
+            texts = [f"{name} {100 * getattr(log[-1], name).mean():5.2f} %" for name in SHOWN]
+            tqdm.write("   ".join([f"images {log[-1].images[0]:7d}", *texts]))
+    return agents, runs.columns(log), compile_seconds
+
+
+# %% Main ------------------------------------------------------------------------------------------
 def percent(rows: list[dict[str, Any]], name: str) -> str:
     """Mean and sample standard deviation of a column over the seeds."""
     values = 100 * np.array([row[name] for row in rows])
@@ -336,7 +336,6 @@ def percent(rows: list[dict[str, Any]], name: str) -> str:
     return f"{values.mean():.2f}{spread} %"
 
 
-# %% Main ------------------------------------------------------------------------------------------
 def run(
     c: Constants, name: str, method: str, make_agent: Callable, update: Callable
 ) -> dict[str, Any]:
@@ -359,12 +358,9 @@ def run(
     greedy, sampled = (percent(final, name) for name in ("test_accuracy", "test_sampled_accuracy"))
     epochs = log.images.shape[1] / c.LOGS_PER_EPOCH
     print(f"\ntest accuracy after {epochs:g} epochs: greedy {greedy}, sampled {sampled}")
-    seconds = {"seconds": time.perf_counter() - started, "compile_seconds": compile_seconds}
-    result = {"test_accuracy": [row["test_accuracy"] for row in final], "epochs": epochs}
-    result |= {"data": source} | seconds
-    runs.write_json(run_dir / "result.json", result)
-    print(f"{result['seconds']:.0f} s; everything of this run is in {run_dir}")
-    return result
+    accuracy = [row["test_accuracy"] for row in final]
+    result = {"test_accuracy": accuracy, "epochs": epochs, "data": source}
+    return runs.finish(run_dir, started, result | {"compile_seconds": compile_seconds})
 
 
 def main(arguments: list[str]) -> dict[str, Any]:

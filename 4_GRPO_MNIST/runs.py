@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 import platform
-import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from tensorboardX.event_file_writer import EventsWriter  # SummaryWriter never ends on a full disk
 from tensorboardX.proto.event_pb2 import Event
@@ -102,40 +100,24 @@ def write_log(folder: Path, log: Any, first_seed: int, **columns: str) -> None:
     events.close()
 
 
-def compile_row(
-    c: Any, make_agent: Callable, learn: Callable, *data: Any, shared: str = "count|step|env_step"
-) -> tuple[Any, Callable, float]:
-    """New agents [NUM_SEEDS, ...]; (agents, index) -> (agents, row of the log), compiled; and the
-    seconds.
+def columns[T](log: Sequence[T]) -> T:
+    """One log, arrays [NUM_SEEDS, rows], of its rows [NUM_SEEDS] each."""
+    return jax.tree.map(lambda *rows: np.stack(rows, axis=1), *log)
 
-    For one seed, `make_agent` is (c, rng) -> agent, and `learn` (c, rng, agent, index, *data) ->
-    (agent, row). Two details keep every digit of the published results, which came from one program
-    with a loop over the rows: a count that all seeds share (`shared`, a regular expression) stays
-    one number, and the row is a loop of one round whose length XLA doesn't know.
-    """
-    rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
-    agents = jax.jit(jax.vmap(lambda rng: make_agent(c, rng)))(rngs)
-    paths, tree = jax.tree.flatten_with_path(agents)
-    is_shared = [
-        re.search(rf"\.({shared})(\.value)?$", jax.tree_util.keystr(path)) for path, _ in paths
-    ]
 
-    def all_seeds(rngs, agents, index, rounds, data):
-        def one_seed(rng, leaves):
-            one_round = lambda _, carry: learn(c, rng, carry[0], index, *data)  # noqa: E731
-            agent = tree.unflatten(leaves)
-            row = jax.tree.map(jnp.zeros_like, jax.eval_shape(one_round, 0, (agent,))[1])
-            return jax.lax.fori_loop(0, rounds, one_round, (agent, row))
-
-        leaves = [x[0] if one else x for x, one in zip(jax.tree.leaves(agents), is_shared)]
-        return jax.vmap(one_seed, in_axes=(0, [None if one else 0 for one in is_shared]))(
-            rngs, leaves
-        )
-
+def compiled(function: Any, *arguments: Any) -> tuple[Callable, float]:
+    """A jitted function, compiled for arguments of these shapes, and the seconds that took."""
     started = time.perf_counter()
-    program = jax.jit(all_seeds).lower(rngs, agents, 0, 1, data).compile()
-    seconds = time.perf_counter() - started
-    return agents, lambda agents, index: program(rngs, agents, index, 1, data), seconds
+    program = function.lower(*arguments).compile()
+    return program, time.perf_counter() - started
+
+
+def finish(folder: Path, started: float, result: dict[str, Any]) -> dict[str, Any]:
+    """Adds the seconds since `started` to a run's result, writes result.json, says where it is."""
+    result = result | {"seconds": time.perf_counter() - started}
+    write_json(folder / "result.json", result)
+    print(f"{result['seconds']:.0f} s; everything of this run is in {folder}")
+    return result
 
 
 def until_ctrl_c[T](items: Sequence[T]) -> Iterator[T]:

@@ -5,9 +5,9 @@
 Constants are those of variants.py. What is trained for the lab book's tables is in study.toml.
 """
 
-import functools
 import itertools
 from dataclasses import replace
+from functools import partial
 from math import comb
 from typing import Any
 
@@ -76,7 +76,7 @@ def gradient_study(given: variants.Constants, data: Data) -> list[dict[str, Any]
 
     def flat_gradient(c: variants.Constants, loss, batch: variants.Batch) -> jax.Array:
         actor = nnx.clone(agent.actor)  # nnx differentiates only what belongs to the same trace
-        gradient, _ = nnx.grad(functools.partial(loss, c), has_aux=True)(actor, batch)
+        gradient, _ = nnx.grad(partial(loss, c), has_aux=True)(actor, batch)
         return jax.flatten_util.ravel_pytree(gradient)[0]
 
     def cosine(c: variants.Constants, num_images: int, rng: jax.Array) -> jax.Array:
@@ -96,8 +96,8 @@ def gradient_study(given: variants.Constants, data: Data) -> list[dict[str, Any]
     for advantage, num_generations in itertools.product(variants.ADVANTAGES, GROUP_SIZES):
         c = replace(given, ADVANTAGE=advantage, NUM_GENERATIONS=num_generations)
         num_images = min(GRADIENT_GUESSES // num_generations, count)
-        draw = functools.partial(cosine, c, num_images)
-        cosines = np.asarray(jax.jit(functools.partial(jax.lax.map, draw))(rngs))
+        draw = partial(cosine, c, num_images)
+        cosines = np.asarray(jax.jit(partial(jax.lax.map, draw))(rngs))
         row = {"advantage": advantage, "num_generations": num_generations, "images": num_images}
         rows.append(
             row | {"cosine": float(cosines.mean()), "cosine_std": float(cosines.std(ddof=1))}
@@ -127,7 +127,7 @@ def memory_ledgers() -> list[dict[str, Any]]:
     parameters.
     """
     c, llama = variants.Constants(), 8_030_261_248
-    agent = variants.make_agent(c, jax.random.key(0), num_images=c.BATCH_SIZE * c.LOGS_PER_EPOCH)
+    agent = variants.make_agent(c, seed=0, num_images=c.BATCH_SIZE * c.LOGS_PER_EPOCH)
     actor, critic = (
         sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
         for model in (agent.actor, agent.critic)

@@ -12,8 +12,8 @@ the expected reward, which all others only sample.
     python 4_GRPO_MNIST/variants.py METHOD=reinforce BETA=0.0 MNIST_PATH=mnist.npz
 """
 
-import functools
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -47,16 +47,7 @@ class Constants(script.Constants):
         )
 
 
-# %% Training --------------------------------------------------------------------------------------
-class Agent(NamedTuple):
-    """As grpo_mnist.py's, and a critic. Where nothing uses it, XLA removes it from the program."""
-
-    actor: script.MLP
-    critic: script.MLP
-    actor_optimizer: nnx.Optimizer
-    critic_optimizer: nnx.Optimizer
-
-
+# %% Formulas --------------------------------------------------------------------------------------
 class Batch(NamedTuple):
     """Images to learn from. A loss is a sum over them of weight * loss."""
 
@@ -70,80 +61,6 @@ class Batch(NamedTuple):
     weight: jax.Array  # float32 [B], sums to 1
 
 
-def make_agent(c: Constants, rng: jax.Array, num_images: int) -> Agent:
-    """Untrained networks and their optimizers; the actor is grpo_mnist.py's."""
-    actor_rng, critic_rng = jax.random.split(jax.random.split(rng)[0])
-    actor = script.MLP(NUM_PIXELS, c.HIDDEN_SIZE, NUM_DIGITS, nnx.Rngs(actor_rng))
-    critic = script.MLP(NUM_PIXELS, c.HIDDEN_SIZE, 1, nnx.Rngs(critic_rng))
-    num_updates = (
-        c.NUM_EPOCHS * c.LOGS_PER_EPOCH * env.updates_per_row(c, num_images) * num_iterations(c)
-    )
-    actor_optimizer, critic_optimizer = (
-        nnx.Optimizer(network, script.adam(c, num_updates), wrt=nnx.Param)
-        for network in (actor, critic)
-    )
-    return Agent(actor, critic, actor_optimizer, critic_optimizer)
-
-
-def update(
-    c: Constants,
-    agent: Agent,
-    reference: script.MLP,
-    obs: jax.Array,
-    label: jax.Array,
-    rng: jax.Array,
-) -> tuple[Agent, dict[str, jax.Array]]:
-    """The four phases on a batch of images, as METHOD has them; also the metrics of `Log`."""
-    rollout = script.collect(c, agent.actor, reference, obs, label, rng)
-    batch = judge(c, rollout, label, agent.critic)
-    agent, learned = learn(c, agent, batch)
-    metrics = {
-        "reward": rollout.reward.mean(),
-        "advantage_std": batch.advantage.std(),
-        "zero_variance": 1 - script.has_signal(rollout.reward).mean(),
-        "entropy": rollout.entropy.mean(),
-        "clip_fraction": jnp.nan,
-        "kl": jnp.nan,
-    }
-    return agent, metrics | learned
-
-
-def judge(c: Constants, rollout: script.Rollout, label: jax.Array, critic: script.MLP) -> Batch:
-    """How much better each guess was than expected: of its group, by PPO's critic, by nobody."""
-    weight = jnp.full(len(rollout.reward), 1 / len(rollout.reward))  # [B]
-    if c.METHOD == "ppo":  # not normalized
-        advantage = rollout.reward - critic(rollout.obs)  # V(image), [B, 1] against [B, G]
-    elif c.METHOD == "reinforce":
-        advantage = rollout.reward
-    else:
-        advantage = ADVANTAGES[c.ADVANTAGE](rollout.reward)
-        if c.SKIP_ZERO_VARIANCE and c.METHOD == "grpo":
-            counted = script.has_signal(rollout.reward)
-            weight = counted / jnp.maximum(counted.sum(), 1)
-    guesses = rollout.action, rollout.reward, rollout.log_prob, rollout.ref_log_prob
-    return Batch(rollout.obs, label, *guesses, advantage, weight)
-
-
-def learn(c: Constants, agent: Agent, batch: Batch) -> tuple[Agent, dict[str, jax.Array]]:
-    """The gradient steps on one batch, which change the agent in place; metrics of the last one."""
-    for _ in range(num_iterations(c)):
-        loss = functools.partial(LOSSES[c.METHOD], c)
-        gradient, metrics = nnx.grad(loss, has_aux=True)(agent.actor, batch)
-        agent.actor_optimizer.update(agent.actor, gradient)
-        if c.METHOD == "ppo":
-            gradient = nnx.grad(critic_loss)(agent.critic, batch)
-            agent.critic_optimizer.update(agent.critic, gradient)
-    return agent, metrics
-
-
-def num_iterations(c: Constants) -> int:
-    """Gradient steps per batch: more than one need the ratio to the policy that guessed, and its
-    clip.
-    """
-    return c.NUM_ITERATIONS if c.METHOD in ("grpo", "ppo") else 1
-
-
-# %% Algorithm -------------------------------------------------------------------------------------
 # reward [B, G] -> advantage [B, G]; a row is a group: the G guesses for one image
 def group(reward: jax.Array) -> jax.Array:
     """Dr. GRPO (arXiv 2503.20783, section 3.2): how far above the group's mean; no division."""
@@ -249,6 +166,99 @@ LOSSES = {  # cross-entropy and exact guess, too, but only for the log
     "cross_entropy": cross_entropy_loss,
     "exact": exact_loss,
 }
+
+
+# %% GRPO and the baselines ------------------------------------------------------------------------
+class Agent(NamedTuple):
+    """As grpo_mnist.py's, and a critic. Where nothing uses it, XLA removes it from the program."""
+
+    actor: script.MLP
+    critic: script.MLP
+    actor_optimizer: nnx.Optimizer
+    critic_optimizer: nnx.Optimizer
+    reference: script.MLP
+    order_rng: jax.Array
+    rng: jax.Array
+
+
+def update(
+    c: Constants, agent: Agent, obs: jax.Array, label: jax.Array
+) -> tuple[Agent, dict[str, jax.Array]]:
+    """The four phases on a batch of images, as METHOD has them; also the metrics of `Log`."""
+    rng, guess_rng = jax.random.split(agent.rng)
+    # 1. collect
+    rollout = script.collect(c, agent.actor, agent.reference, obs, label, guess_rng)
+    # 2. judge
+    batch = judge(c, rollout, label, agent.critic)
+    # 3. learn
+    agent, learned = learn(c, agent, batch)
+    # 4. discard the rollout: the policy that sampled its guesses has changed
+
+    metrics = {
+        "reward": rollout.reward.mean(),
+        "advantage_std": batch.advantage.std(),
+        "zero_variance": 1 - script.has_signal(rollout.reward).mean(),
+        "entropy": rollout.entropy.mean(),
+        "clip_fraction": jnp.nan,
+        "kl": jnp.nan,
+    }
+    return agent._replace(rng=rng), metrics | learned
+
+
+def judge(c: Constants, rollout: script.Rollout, label: jax.Array, critic: script.MLP) -> Batch:
+    """How much better each guess was than expected: of its group, by PPO's critic, by nobody."""
+    weight = jnp.full(len(rollout.reward), 1 / len(rollout.reward))  # [B]
+    if c.METHOD == "ppo":  # not normalized
+        advantage = rollout.reward - critic(rollout.obs)  # V(image), [B, 1] against [B, G]
+    elif c.METHOD == "reinforce":
+        advantage = rollout.reward
+    else:
+        advantage = ADVANTAGES[c.ADVANTAGE](rollout.reward)
+        if c.SKIP_ZERO_VARIANCE and c.METHOD == "grpo":
+            counted = script.has_signal(rollout.reward)
+            weight = counted / jnp.maximum(counted.sum(), 1)
+    guesses = rollout.action, rollout.reward, rollout.log_prob, rollout.ref_log_prob
+    return Batch(rollout.obs, label, *guesses, advantage, weight)
+
+
+def learn(c: Constants, agent: Agent, batch: Batch) -> tuple[Agent, dict[str, jax.Array]]:
+    """The gradient steps on one batch, which change the agent in place; metrics of the last one."""
+    for _ in range(num_iterations(c)):
+        loss = partial(LOSSES[c.METHOD], c)
+        gradient, metrics = nnx.grad(loss, has_aux=True)(agent.actor, batch)
+        agent.actor_optimizer.update(agent.actor, gradient)
+        if c.METHOD == "ppo":
+            gradient = nnx.grad(critic_loss)(agent.critic, batch)
+            agent.critic_optimizer.update(agent.critic, gradient)
+    return agent, metrics
+
+
+def num_iterations(c: Constants) -> int:
+    """Gradient steps per batch: more than one need the ratio to the policy that guessed, and its
+    clip.
+    """
+    return c.NUM_ITERATIONS if c.METHOD in ("grpo", "ppo") else 1
+
+
+# %% Training --------------------------------------------------------------------------------------
+def make_agent(c: Constants, seed: jax.Array, num_images: int) -> Agent:
+    """Untrained networks and their optimizers; actor and keys are grpo_mnist.py's."""
+    rng, actor_rng, order_rng = jax.random.split(jax.random.key(seed), 3)
+    rngs = nnx.Rngs(actor_rng)  # first the actor's weights, so that they are grpo_mnist.py's
+    actor = script.MLP(NUM_PIXELS, c.HIDDEN_SIZE, NUM_DIGITS, rngs)
+    critic = script.MLP(NUM_PIXELS, c.HIDDEN_SIZE, 1, rngs)
+    num_updates = (
+        c.NUM_EPOCHS * c.LOGS_PER_EPOCH * env.updates_per_row(c, num_images) * num_iterations(c)
+    )
+    return Agent(
+        actor=actor,
+        critic=critic,
+        actor_optimizer=nnx.Optimizer(actor, script.adam(c, num_updates), wrt=nnx.Param),
+        critic_optimizer=nnx.Optimizer(critic, script.adam(c, num_updates), wrt=nnx.Param),
+        reference=nnx.clone(actor),
+        order_rng=order_rng,
+        rng=rng,
+    )
 
 
 # %% Main ------------------------------------------------------------------------------------------

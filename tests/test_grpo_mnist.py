@@ -4,7 +4,9 @@ import functools
 import gzip
 import http.server
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -275,7 +277,7 @@ def test_a_batchs_updates_and_the_learning_rate_that_is_0_after_the_last(
     c = given([*RUN, f"METHOD={method}"])
     make = jax.jit(functools.partial(variants.make_agent, c, num_images=420))
     update = jax.jit(functools.partial(variants.update, c))
-    after, metrics = update(make(jax.random.key(0)), make_actor(9), *images(), jax.random.key(0))
+    after, metrics = update(make(seed=0), *images())
     assert [int(x.step[...]) for x in (after.actor_optimizer, after.critic_optimizer)] == [
         steps,
         of_critic,
@@ -283,7 +285,7 @@ def test_a_batchs_updates_and_the_learning_rate_that_is_0_after_the_last(
     assert np.isnan(metrics["clip_fraction"]) == (method == "reinforce")
     updates = 6 * 3 * steps  # rows, batches for each, updates for each
     assert method != "grpo" or run.agents.actor_optimizer.step[...].tolist() == [updates] * 2
-    agent = make(jax.random.key(0))
+    agent = make(seed=0)
     moved = learning_rates(agent.actor_optimizer, agent.actor, updates + 1)[0] / c.LEARNING_RATE
     assert moved[0] == moved[-1] == 0 < moved[-2] < 0.02
     assert np.argmax(moved) == int(0.1 * updates) and max(moved) == pytest.approx(1, abs=0.01)
@@ -296,17 +298,86 @@ def test_it_learns_and_the_kl_is_one_to_the_untrained_network(run):
     assert (reward[:, -1] > 1.5 * reward[:, 0]).all(), reward
 
 
-def test_each_epoch_has_every_image_at_most_once_and_each_batch_its_own_key():
+def test_each_epoch_has_every_image_at_most_once():
     c = given(RUN)
-    epochs = [environment.shuffled(c, jax.random.key(seed), num_images=400) for seed in (0, 1)]
-    (order, keys), (other, other_keys) = epochs
-    assert order.shape == (2, 3, 64) and keys.shape == (2, 3)
+    order, other = (
+        environment.shuffled(c, jax.random.key(seed), num_images=400) for seed in (0, 1)
+    )
+    assert order.shape == (2, 3, 64)
     assert len(np.unique(order)) == order.size and order.min() >= 0 and 384 <= order.max() < 400
     assert (np.asarray(order) != np.asarray(other)).mean() > 0.9
-    assert (
-        len(np.unique(jax.random.key_data(jnp.stack([keys, other_keys])).reshape(-1, 2), axis=0))
-        == 12
-    )
+
+
+class Counter(NamedTuple):
+    """An agent that learns nothing. It counts how often it has seen each image, and writes down
+    when.
+    """
+
+    actor: nnx.Module
+    order_rng: jax.Array
+    count: jax.Array  # int32, batches so far
+    seen: jax.Array  # int32 [images], how often
+    last: jax.Array  # int32 [images], the number of the batch that had it last
+
+
+def test_each_seed_and_each_epoch_has_an_order_of_images_of_its_own():
+    """Through the script's loop. An image's first pixels say which one it is."""
+    c = given([*RUN, "NUM_EPOCHS=1"])
+    images = np.zeros((400, 784), np.uint8)
+    images[:, :2] = np.stack(divmod(np.arange(400), 256), axis=1)
+    data, actor = few(400)._replace(images=images), make_actor()
+
+    def make_agent(c, seed, num_images):
+        start = jnp.zeros(num_images, int)
+        return Counter(nnx.clone(actor), jax.random.key(seed), jnp.int32(0), start, start)
+
+    def update(c, agent, obs, label):
+        first, second = jnp.round(obs[:, :2] * 255).astype(int).T
+        image = 256 * first + second
+        seen, last = agent.seen.at[image].add(1), agent.last.at[image].set(agent.count)
+        metrics = dict.fromkeys(grpo_mnist.Log._fields[3:], jnp.float32(0))
+        return agent._replace(count=agent.count + 1, seen=seen, last=last), metrics
+
+    one, _, _ = grpo_mnist.train(c, data, make_agent, update)
+    two, _, _ = grpo_mnist.train(replace(c, NUM_EPOCHS=2), data, make_agent, update)
+    # six batches of 64 of the 400 images in each epoch
+    assert one.count.tolist() == [6, 6] and two.count.tolist() == [12, 12]
+    assert [np.bincount(seen).tolist() for seen in one.seen] == [[16, 384]] * 2
+    assert (two.seen.sum(axis=1) == 768).all() and two.seen.max() == 2
+    # two orders agree on the batch of an image once in six
+    assert (one.last[0] != one.last[1]).mean() > 0.7  # of two seeds
+    assert (two.last != one.last + 6).mean() > 0.7  # of two epochs
+
+
+def test_a_seed_beside_others_trains_as_it_does_alone(run):
+    """Both networks, Adam's moments, counters, keys and log; alone there's no vmap."""
+    c = given([*RUN, "METHOD=ppo"])
+    beside, log, _ = grpo_mnist.train(c, run.data, variants.make_agent, variants.update)
+    data = mnist_data.Data(*map(jnp.asarray, run.data))
+    make = jax.jit(functools.partial(variants.make_agent, c, num_images=len(data.images)))
+    train_row = jax.jit(functools.partial(grpo_mnist.train_row, c, variants.update))
+    alone = []
+    for i in range(c.NUM_SEEDS):
+        agent = make(c.SEED + i)
+        for index in range(c.NUM_EPOCHS * c.LOGS_PER_EPOCH):
+            agent, row = train_row(agent, index, data)
+            for name, value in row._asdict().items():
+                # the same sums in another order: 36 updates
+                np.testing.assert_allclose(
+                    getattr(log, name)[i, index], value, atol=1e-4, err_msg=name
+                )
+        alone.append(jax.tree.leaves(agent))
+    for (path, ours), *single in zip(jax.tree.leaves_with_path(beside), *alone, strict=True):
+        name, (first, second) = jax.tree_util.keystr(path), single
+        if jax.dtypes.issubdtype(ours.dtype, jax.dtypes.prng_key):
+            ours, first, second = map(jax.random.key_data, (ours, first, second))
+            assert (first != second).any(), name
+        if ours.dtype == jnp.float32:
+            np.testing.assert_allclose(ours, [first, second], atol=1e-4, err_msg=name)
+            # all but the untrained reference's biases, which are 0
+            assert (ours[0] != ours[1]).any() or not ours.any(), name
+        else:  # keys, and counters with a number for each seed
+            np.testing.assert_array_equal(ours, [first, second], err_msg=name)
 
 
 def test_the_packaged_subset():
