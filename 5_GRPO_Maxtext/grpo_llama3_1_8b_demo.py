@@ -40,14 +40,14 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import settings
-from constants import Extras, Machine, Variants
+from constants import RunConstants
 from run import checks
 from settings import BelowOne, Count, CountOrOff, NonNegative, Positive, Seed, TwoOrMore, pair
 
 
 # %% Constants -------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
-class Constants(Variants, Extras, Machine):
+class Constants(RunConstants):
     """Edit a value here, or change it for one run with NAME=value. constants.py has the other
     blocks.
 

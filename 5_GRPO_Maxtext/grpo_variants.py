@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from constants import RunConstants
+from model.llm import Llm, Pi
 from settings import UserError, find_path
 from task.questions import mixed_batches, question_key
 from task.run_grader import call_user_code, load_file, on_copies
@@ -28,14 +30,14 @@ MAX_REFILLS = 4  # batches of replacement questions per step; each costs a step'
 REFILL_SEED = 1_000_003  # added to SEED, so replacement questions come in a different order
 
 
-# %% ROLLOUTS: the Samples [B, G, ...] of a step ---------------------------------------------------
-def sample(llm, task, questions, step):
+# %% ROLLOUTS: the Samples [B, G, ...] of a step; `run` is a TrainingRun of run/training.py --------
+def sample(llm: Llm, task: Task, questions: dict[str, np.ndarray], step: int) -> Samples:
     """G answers to each of these questions (columns [B]), graded: `Samples` [B, G, ...]."""
     repeated = task.repeat(questions)
     return task.grade(repeated, llm.generate(repeated, step))
 
 
-def one_step_ahead(c, llm, task, run, step):
+def one_step_ahead(c: RunConstants, llm: Llm, task: Task, run, step: int) -> Samples:
     """Samples the next step's answers while a step trains, with the weights from before the update.
 
     (Noukhovitch et al., arXiv 2410.18252.) A checkpoint keeps the answers sampled ahead, because a
@@ -50,7 +52,7 @@ def one_step_ahead(c, llm, task, run, step):
     return task.grade(questions, answers)
 
 
-def curriculum(c, llm, task, run, step):
+def curriculum(c: RunConstants, llm: Llm, task: Task, run, step: int) -> Samples:
     """Asks the B out of CANDIDATES * B questions whose last pass rate is closest to 1/2.
 
     They teach the most: p (1 - p), the variance of a 0/1 reward, peaks there and is 0 when all
@@ -200,7 +202,7 @@ WEIGHTS = {
 
 
 # %% LOSS_ALGO: of pi, batch and constants; the objective [N, T], and the tokens the clip changes -
-def clip_higher_objective(pi, batch, c):
+def clip_higher_objective(pi: Pi, batch, c: RunConstants) -> tuple[jax.Array, jax.Array]:
     """DAPO's clip-higher (arXiv 2503.14476, eq. 10): the clip has a separate upper bound.
 
     min(ratio * A, clip(ratio, 1 - eps, 1 + eps_high) * A)
@@ -211,7 +213,7 @@ def clip_higher_objective(pi, batch, c):
     return objective, clipped * batch.advantage < ratio * batch.advantage
 
 
-def gspo_objective(pi, batch, c):
+def gspo_objective(pi: Pi, batch, c: RunConstants) -> tuple[jax.Array, jax.Array]:
     """GSPO-token (arXiv 2507.18071, eq. 14): the answer's mean ratio with per-token gradients.
 
     s_it = sg(s_i) * pi_it / sg(pi_it)        s_i = exp(mean_t log ratio_it)
@@ -229,7 +231,7 @@ def gspo_objective(pi, batch, c):
     return objective, clipped * batch.advantage < ratio * batch.advantage
 
 
-def cispo_objective(pi, batch, c):
+def cispo_objective(pi: Pi, batch, c: RunConstants) -> tuple[jax.Array, jax.Array]:
     """CISPO (MiniMax-M1, arXiv 2506.13585, eq. 4): sg(min(ratio, 1 + eps_high)) * A * log pi.
 
     The ratio is a weight without a gradient. PPO's clip drops a token from the gradient; here a
@@ -306,7 +308,7 @@ def has_signal(advantage, samples):
     return differ(advantage(samples))
 
 
-def selected(method, c, llm, task, run, step):
+def selected(method: "Method", c: RunConstants, llm: Llm, task: Task, run, step: int) -> Samples:
     """The samples of `method.rollouts`, without what isn't to be trained on.
 
     ZERO_VARIANCE_GROUPS=refill replaces groups without a signal; it and skip mask those that
@@ -324,7 +326,9 @@ def selected(method, c, llm, task, run, step):
     return samples._replace(mask=mask)
 
 
-def refilled(samples, advantage, c, llm, task, step):
+def refilled(
+    samples: Samples, advantage: Callable, c: RunConstants, llm: Llm, task: Task, step: int
+) -> Samples:
     """DAPO's dynamic sampling (arXiv 2503.14476, section 3.2): asks other questions, at most
     MAX_REFILLS batches, until B groups have a signal. No question is asked twice in a step.
 
@@ -347,7 +351,7 @@ def refilled(samples, advantage, c, llm, task, step):
     return samples.groups(first)._replace(sampled=samples)
 
 
-def extended_objective(objective, pi, batch, c):
+def extended_objective(objective, pi: Pi, batch, c: RunConstants) -> tuple[jax.Array, jax.Array]:
     """Weights an objective by pi_old / pi_sampler (SAMPLER_CORRECTION), and adds ENTROPY_COEF *
     entropy (Mnih et al., arXiv 1602.01783, section 4).
     """
@@ -368,10 +372,10 @@ class Method(NamedTuple):
     weights: Callable[..., Any]  # (mask [B, G, T]): [B, G, T]
     objective: Callable[..., Any]  # (pi, batch, c): [N, T], bool [N, T]
     kl: Callable[..., Any]  # (log_ref_ratio [N, T]): [N, T]
-    c: Any = None
+    c: RunConstants | None = None
 
 
-def choose(c, tables: dict[str, tuple[str, dict[str, Callable]]]) -> Method:
+def choose(c: RunConstants, tables: dict[str, tuple[str, dict[str, Callable]]]) -> Method:
     """The functions the constants select; METHOD's file overrides the tables."""
     picked = {field: table[getattr(c, constant)] for field, (constant, table) in tables.items()}
     method = Method(**(picked | own_functions(c.METHOD)), c=c)
@@ -411,7 +415,7 @@ def checked_rollouts(own: Callable[..., Samples], file: str) -> Callable[..., Sa
     """
     copy_of = functools.cache(Task.with_copies)
 
-    def rollouts(c, llm, task, run, step):
+    def rollouts(c: RunConstants, llm: Llm, task: Task, run, step: int) -> Samples:
         what = f"METHOD={file}: rollouts"
         samples = call_user_code(f"{what} raised", own, c, llm, copy_of(task), run, step)
         if not isinstance(samples, Samples):

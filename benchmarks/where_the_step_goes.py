@@ -101,7 +101,7 @@ def programs(c, llm: Llm, batch):
     pass.
     """
     arguments = llm.params, llm.model, jax.tree.map(lambda x: x[0], batch)
-    loss = functools.partial(demo.loss, use=grpo_variants.choose(c, demo.TABLES))
+    loss = functools.partial(demo.loss, method=grpo_variants.choose(c, demo.TABLES))
     forward = jax.jit(loss).lower(*arguments).compile()
     gradient = jax.jit(jax.value_and_grad(loss, has_aux=True)).lower(*arguments).compile()
     return forward, gradient, arguments

@@ -74,6 +74,18 @@ def test_imports_go_one_way():
     assert not back
 
 
+def annotations(path, name):
+    """The annotated names in a class of a file."""
+    classes = [x for x in ast.parse(path.read_text()).body if isinstance(x, ast.ClassDef)]
+    body = next(found for found in classes if found.name == name).body
+    return {x.target.id: ast.unparse(x.annotation) for x in body if isinstance(x, ast.AnnAssign)}
+
+
+def test_the_type_of_c_has_the_names_of_the_page():
+    page = annotations(FILES["grpo_llama3_1_8b_demo"], "Constants")
+    assert len(page) > 20 and annotations(FILES["constants"], "RunConstants") == page
+
+
 def test_there_is_no_circle():
     graphlib.TopologicalSorter(ARROWS).prepare()
 

@@ -272,7 +272,7 @@ def test_flash_needs_its_blocks_and_its_card(machine, length, refused):
                 f"TOTAL_GENERATION_STEPS={length - 200}",
             ],
         )
-        fault = machines.attention_fault(c, machines.parse_machine(machine))
+        fault = devices.attention_fault(c, machines.parse_machine(machine))
         assert bool(fault) == (refused and kernel == "autoselected")
 
 

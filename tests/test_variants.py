@@ -201,10 +201,10 @@ def test_a_readers_function_takes_the_place_of_the_pages(tmp_path):
     own.write_text(example + "\n\ndef weights(mask):\n    return mask * 2.0\n")
     c = constants_of(f"METHOD={own}", "ADVANTAGE=rloo")
     check_method(c, demo.TABLES)
-    use = variants.choose(c, demo.TABLES)
-    assert use.kl is demo.k3 and use.rollouts is demo.rollouts
-    assert use.weights(np.ones(3)).tolist() == [2, 2, 2]
-    advantage = use.advantage(samples([9.5, 2, 2, -1], [4, 4, 4, 4]))
+    method = variants.choose(c, demo.TABLES)
+    assert method.kl is demo.k3 and method.rollouts is demo.rollouts
+    assert method.weights(np.ones(3)).tolist() == [2, 2, 2]
+    advantage = method.advantage(samples([9.5, 2, 2, -1], [4, 4, 4, 4]))
     np.testing.assert_allclose(advantage, [[1, 0, 0, -1], [0, 0, 0, 0]], atol=1e-12)
 
 
@@ -224,14 +224,17 @@ def test_what_a_readers_function_writes_to_its_arguments_stays_there(tmp_path):
         "def rollouts(c, llm, task, run, step):\n    task.test[0]['answer'] += 'mine'\n"
         "    return llm._replace(questions=task.test[0])\n"
     )
-    use, some = variants.choose(constants_of(f"METHOD={own}"), demo.TABLES), samples([1, 2], [3, 4])
+    method, some = (
+        variants.choose(constants_of(f"METHOD={own}"), demo.TABLES),
+        samples([1, 2], [3, 4]),
+    )
     mask, test = np.ones((2, 2, 3), bool), [{"answer": "7"}]
-    assert (use.advantage(some) == 5).all() and not use.weights(mask).any()
+    assert (method.advantage(some) == 5).all() and not method.weights(mask).any()
     task = make_task(
-        use.c, dict(train=[ROW], test=test, validation=[]), SimpleNamespace(functions=[]), {}
+        method.c, dict(train=[ROW], test=test, validation=[]), SimpleNamespace(functions=[]), {}
     )
     for step, answer in enumerate(("7mine", "7minemine")):  # a copy of its own, the same each step
-        assert use.rollouts(use.c, some, task, None, step).questions == {"answer": answer}
+        assert method.rollouts(method.c, some, task, None, step).questions == {"answer": answer}
     assert some.rewards.tolist() == [[1, 2], [3, 4]] and mask.all() and test == [{"answer": "7"}]
 
 

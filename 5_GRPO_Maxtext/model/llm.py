@@ -19,6 +19,7 @@ from tqdm import tqdm
 from tunix.generate.tokenizer_adapter import TokenizerAdapter
 from tunix.rl.rollout.base_rollout import BaseRollout, RolloutConfig, RolloutOutput
 
+from constants import RunConstants
 from model import devices, llama, lora
 from model.log_probs import entropy_of, log_probs, log_probs_of_states
 from model.rollout import MaxTextRollout, has_end, right_padded, sampling_config
@@ -343,7 +344,7 @@ class SampledAhead:
         }
 
 
-def load_llm(c, folder: Path, hf, tokenizer) -> Llm:
+def load_llm(c: RunConstants, folder: Path, hf, tokenizer) -> Llm:
     """The language model of a run; `folder`, `hf` and `tokenizer` are the checkpoint's."""
     trainer_devices, rollout_mesh = devices.plan_devices(c, hf, jax.devices())
     config = llama.to_run_config(c, hf)

@@ -33,6 +33,7 @@ from tokenizers.decoders import DecodeStream
 from tunix.generate.sampler import sample_top_p
 from tunix.rl.rollout.base_rollout import BaseRollout, RolloutConfig, RolloutOutput
 
+from constants import RunConstants
 from model import devices, faster_on_cpu, llama
 from model.log_probs import log_probs_of_states
 
@@ -44,7 +45,7 @@ GENERATION_CONFIGS = {
 }
 
 
-def sampling_config(c, config_name: str = "", **changes: Any) -> RolloutConfig:
+def sampling_config(c: RunConstants, config_name: str = "", **changes: Any) -> RolloutConfig:
     """How to sample answers: as in training, or with an entry of GENERATION_CONFIGS."""
     if config_name:
         how = GENERATION_CONFIGS[config_name]

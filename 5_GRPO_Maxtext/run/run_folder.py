@@ -27,6 +27,7 @@ import jax
 from etils import epath
 
 import settings
+from constants import RunConstants
 from model import devices, llama
 from model.versions import first_line
 from run import checkpoints, process
@@ -72,7 +73,7 @@ class RunFolder:
         """Where `keep` copies the files to, if there's a CHECKPOINT_DIR."""
         return epath.Path(self.checkpoints) / self.logs.relative_to(self.path)
 
-    def same(self, now: Mapping[str, str], c) -> None:
+    def same(self, now: Mapping[str, str], c: RunConstants) -> None:
         """Notes the identity of a new run; raises UserError if the run was started with something
         else.
         """
@@ -104,7 +105,7 @@ class RunFolder:
 
 
 @contextlib.contextmanager
-def open_folder(c, arguments: Sequence[str] = ()) -> Iterator[RunFolder]:
+def open_folder(c: RunConstants, arguments: Sequence[str] = ()) -> Iterator[RunFolder]:
     """Makes the folder of a run, or checks that the run in it was started with the same constants.
 
     Raises UserError if it wasn't, or the folder is unusable; Stopped on Ctrl-C in the block.
@@ -188,7 +189,7 @@ def parts(note: Mapping[str, Any], command: str, done: int, steps: int) -> list[
     return [part for part in earlier if part["done"] < done] + [{"command": command, "done": done}]
 
 
-def kept_constants(c) -> dict[str, Any]:
+def kept_constants(c: RunConstants) -> dict[str, Any]:
     """The constants that a resumed run must match."""
     return {
         name: value for name, value in dataclasses.asdict(c).items() if name not in FREE_TO_CHANGE
@@ -222,7 +223,7 @@ def lock(logs: Path, folder: Path) -> int:
     return descriptor
 
 
-def check_same_constants(c, saved: Mapping[str, Any], folder: Path) -> None:
+def check_same_constants(c: RunConstants, saved: Mapping[str, Any], folder: Path) -> None:
     """Refuses to resume with constants that differ from `saved`, except a larger NUM_BATCHES."""
     mine = kept_constants(c)
     if odd := sorted(mine.keys() ^ saved.keys()):
@@ -242,7 +243,7 @@ def check_same_constants(c, saved: Mapping[str, Any], folder: Path) -> None:
 
 # %% What a run is made of -------------------------------------------------------------------------
 def identity(
-    c, rows: Mapping[str, Sequence[Mapping]], names: Sequence[str], course: str
+    c: RunConstants, rows: Mapping[str, Sequence[Mapping]], names: Sequence[str], course: str
 ) -> dict[str, str]:
     """Digests of the content of what a run uses, by constant; DATASET stands for all but the test
     questions.
@@ -285,7 +286,9 @@ def code_of(module: ModuleType) -> str:
     return ast.dump(tree)
 
 
-def change_message(kept: Mapping[str, str], now: Mapping[str, str], c, where: str) -> str:
+def change_message(
+    kept: Mapping[str, str], now: Mapping[str, str], c: RunConstants, where: str
+) -> str:
     """What has changed since the run in `where`, such as "RUN_DIR=runs/mine", was started; "" if
     nothing.
 

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 import settings
+from constants import RunConstants
 from grpo_variants import own_functions
 from machines import machine_defaults
 from model import devices, llama, versions
@@ -23,7 +24,7 @@ from task.prompts import check_form, make_prompts
 from task.task import Answers, Samples, Task, make_task
 
 
-def prepare(c, tables) -> None:
+def prepare(c: RunConstants, tables) -> None:
     """The first steps of a run and of a dry run."""
     checks.refuse(c)
     versions.prepare_libraries()
@@ -32,7 +33,7 @@ def prepare(c, tables) -> None:
     devices.check_machine(c)
 
 
-def small_samples(c) -> Samples:
+def small_samples(c: RunConstants) -> Samples:
     """Two questions with four answers of up to three tokens, as a run with these constants has
     them; the second group's rewards are equal.
     """
@@ -65,7 +66,7 @@ def small_samples(c) -> Samples:
     return Samples(asked, answers, parts, rewards, mask=turn >= 0)
 
 
-def check_method(c, tables) -> None:
+def check_method(c: RunConstants, tables) -> None:
     """Tries METHOD's functions on `small_samples`, and on a `Batch` of them. Refuses a function
     that raises, returns a NaN, or a shape other than the page's own; an advantage may also be one
     per token. `rollouts` is first tried in the first step.
@@ -119,7 +120,7 @@ def check_method(c, tables) -> None:
         tried("kl", jax.jit(own["kl"]), log_prob[::-1] - log_prob, shapes=[flat])
 
 
-def checked_grader(c, hf, tokenizer, course, data) -> run_grader.Grader:
+def checked_grader(c: RunConstants, hf, tokenizer, course, data) -> run_grader.Grader:
     """The grader of a run, once constants, model, questions and rewards suit each other.
 
     `data` is from `questions.read_data`, `course` reward_func.py; `tokenizer` None is out of reach.
@@ -139,7 +140,7 @@ def checked_grader(c, hf, tokenizer, course, data) -> run_grader.Grader:
     return grader
 
 
-def make_splits(c, data, grader: run_grader.Grader, tokenizer, too_long=None):
+def make_splits(c: RunConstants, data, grader: run_grader.Grader, tokenizer, too_long=None):
     """Adds prompts to the questions and holds some out, as a run does; also each split's source in
     words.
 
@@ -159,7 +160,7 @@ def make_splits(c, data, grader: run_grader.Grader, tokenizer, too_long=None):
     return rows, sources
 
 
-def for_this_machine(c, arguments: Sequence[str]):
+def for_this_machine(c: RunConstants, arguments: Sequence[str]):
     """The constants with the defaults for MODEL, once its config.json is here, and for the machine.
 
     Prints the defaults that the machine changes, and why.
@@ -178,7 +179,7 @@ def for_this_machine(c, arguments: Sequence[str]):
 
 @contextlib.contextmanager
 def open_run(
-    c, arguments: Sequence[str], course, tables
+    c: RunConstants, arguments: Sequence[str], course, tables
 ) -> Iterator[tuple[Any, Llm, Task, RunFolder]]:
     """Yields the constants (MODEL with the hub's commit), language model, task and run folder."""
     devices.find_devices(c)

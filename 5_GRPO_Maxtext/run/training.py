@@ -19,6 +19,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tqdm import tqdm
 
+from constants import RunConstants
 from model import devices
 from model.log_probs import mean_metrics
 from run import answers, checkpoints, health, process
@@ -88,7 +89,7 @@ class TrainingLog:
     them.
     """
 
-    def __init__(self, logs: Path, c, first_step: int):
+    def __init__(self, logs: Path, c: RunConstants, first_step: int):
         self._c, self._path, self._resumed = c, logs / "train_log.csv", first_step
         # what `health.check` said at the last step
         self._unhealthy: dict[str, health.Sentence] = {}
@@ -168,7 +169,7 @@ class TrainingRun:
         log: rows of train_log.csv.
     """
 
-    def __init__(self, c, llm, task, folder, evaluate):
+    def __init__(self, c: RunConstants, llm, task, folder, evaluate):
         self.c, self.llm, self.task, self.folder, self._evaluate = c, llm, task, folder, evaluate
         self.first_step = 0
         self.beta = c.BETA

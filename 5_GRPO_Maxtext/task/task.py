@@ -9,6 +9,7 @@ from typing import NamedTuple, Optional
 import jax
 import numpy as np
 
+from constants import RunConstants
 from schedules import overlong_penalty
 from task.questions import mixed_batches
 from task.run_grader import Grader
@@ -108,7 +109,7 @@ class Task:
 
 
 def make_task(
-    c, rows: dict[str, list[dict[str, str]]], grader: Grader, sources: dict[str, str]
+    c: RunConstants, rows: dict[str, list[dict[str, str]]], grader: Grader, sources: dict[str, str]
 ) -> Task:
     """The task of a run; `rows` are questions with their prompts, by split: train, test,
     validation.

@@ -32,6 +32,7 @@ import jax
 import numpy as np
 from tunix.rl.rollout.base_rollout import RolloutConfig, RolloutOutput
 
+from constants import RunConstants
 from settings import UserError, find_path
 from task.prompts import as_letters, chat
 from task.run_grader import MAX_REWARD, call_user_code, load_file
@@ -213,7 +214,7 @@ class Walker:
 
 
 def walk(
-    c, rollout, prompts: list[str], questions: Sequence[str], config: RolloutConfig
+    c: RunConstants, rollout, prompts: list[str], questions: Sequence[str], config: RolloutConfig
 ) -> tuple[RolloutOutput, list[Episode]]:
     """Runs an episode of ENVIRONMENT from each prompt; passes each question to its `reset`.
 

@@ -74,6 +74,7 @@ from tunix.generate.utils import transfer_state_with_mappings
 import grpo_llama3_1_8b_demo as demo
 import grpo_variants
 import machines
+from constants import RunConstants
 from machines import CARDS, Machine, parse_machine
 from model import devices, llama, lora, versions
 from model.llm import Model, split
@@ -126,7 +127,7 @@ COLUMNS = (
 
 # %% The programs: shapes, dtypes and shardings, without an array ----------------------------------
 def make_programs(
-    c, hf, base, mesh, pad_id: int, done, critic=False, update_alone=False, **machine
+    c: RunConstants, hf, base, mesh, pad_id: int, done, critic=False, update_alone=False, **machine
 ):
     """The programs a run executes on the training chips, with `llama.abstract_model`'s `base` and
     `mesh`.
@@ -237,8 +238,8 @@ def make_programs(
     policy = Model(
         graphdef, rest, temperature, pad_id, c.LOGITS_CLIP, c.NUM_GENERATIONS, mesh, rules
     )
-    use = grpo_variants.choose(c, demo.TABLES)
-    update = functools.partial(demo.update.__wrapped__, use=use, optimizer=optimizer)
+    method = grpo_variants.choose(c, demo.TABLES)
+    update = functools.partial(demo.update.__wrapped__, method=method, optimizer=optimizer)
     beside = (frozen, params, opt_state) if critic else ()
     yield program(
         "update", update, (params, opt_state, policy, batch), reference, beside, donated=(1, 2)
@@ -279,7 +280,7 @@ def make_programs(
         yield program("sync", sync, (everything,), opt_state, reference)
 
 
-def abstract_lora(c, plain: TunixMaxTextAdapter, mesh, config) -> TunixMaxTextAdapter:
+def abstract_lora(c: RunConstants, plain: TunixMaxTextAdapter, mesh, config) -> TunixMaxTextAdapter:
     """`lora.add_lora` on an abstract model: another one, abstract too."""
 
     def add(plain):
