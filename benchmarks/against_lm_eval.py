@@ -77,6 +77,7 @@ def ask_in_float32(constants: dict[str, Any], folder: Path) -> pd.DataFrame:
 
 def compare(run: Path) -> Iterator[dict[str, Any]]:
     """One line for each of before and after, and each metric."""
+    made_from = commit()
     constants, result = (
         json.loads((run / f"{name}.json").read_text()) for name in ("constants", "result")
     )
@@ -112,7 +113,7 @@ def compare(run: Path) -> Iterator[dict[str, Any]]:
                 "differing questions in float32": (float32[metric] != theirs[metric]).sum(),
                 "differing texts in float32": (float32.text != theirs.text).sum(),
                 "seed": constants["SEED"],
-                "commit": commit(),
+                "commit": made_from,
                 "command": " ".join(command),
                 "machine": processor(),
                 "date": time.strftime("%Y-%m-%d"),

@@ -36,7 +36,7 @@ def main() -> None:
     """Measures all of them and writes the table. Compiling is nan where result.json does not count
     it.
     """
-    rows = []
+    rows, made_from = [], commit()
     for script in SCRIPTS:
         with tempfile.TemporaryDirectory() as folder:
             env = os.environ | {"JAX_COMPILATION_CACHE_DIR": f"{folder}/compiled"}
@@ -55,7 +55,7 @@ def main() -> None:
                         "seconds": round(seconds, 1),
                         "compile_seconds": round(result.get("compile_seconds", math.nan), 1),
                         "machine": processor(),
-                        "commit": commit(),
+                        "commit": made_from,
                         "date": time.strftime("%Y-%m-%d"),
                     }
                 )

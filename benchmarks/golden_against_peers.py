@@ -176,7 +176,7 @@ def distance(found: float | np.ndarray, name: str) -> str:
 
 def main() -> None:
     """Writes a row for each method and peer."""
-    rows = []
+    rows, made_from = [], commit()
     for peer, losses in (("trl", TRL), ("verl", VERL)):
         for method, loss in losses.items():
             value, gradient = value_and_gradient(loss)
@@ -189,7 +189,7 @@ def main() -> None:
                     "advantage": ""
                     if peer == "trl"
                     else distance(verl_advantage(method), f"{method}_advantage"),
-                    "commit": commit(),
+                    "commit": made_from,
                 }
             )
             print(*rows[-1].values())

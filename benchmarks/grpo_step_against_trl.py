@@ -33,6 +33,7 @@ BETAS = (0.08, 0.0)  # with and without the reference model
 
 def ours(constants: dict[str, Any], warm_up: int) -> dict[str, Any]:
     """Our script with these constants; see `watched`."""
+    made_from = f"commit {commit()}"
     quiet = {"NUM_TEST_QUESTIONS": 16, "EVAL_EVERY": 0, "SAVE_INTERVAL_STEPS": 1000}
     with tempfile.TemporaryDirectory() as folder:
         log, given = (
@@ -42,7 +43,7 @@ def ours(constants: dict[str, Any], warm_up: int) -> dict[str, Any]:
         found, _ = watched(
             [sys.executable, FOLDER / "grpo_llama3_1_8b_demo.py"], given, log, warm_up
         )
-    return found | {"versions": f"commit {commit()}, {versions('jax', 'maxtext', 'google-tunix')}"}
+    return found | {"versions": f"{made_from}, {versions('jax', 'maxtext', 'google-tunix')}"}
 
 
 def trl(peer: str, constants: dict[str, Any], warm_up: int) -> dict[str, Any]:

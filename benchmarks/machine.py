@@ -14,6 +14,10 @@ from typing import Any
 
 import numpy as np
 
+ROOT = Path(__file__).resolve().parent.parent
+# what a measurement writes, which may be modified while it names the commit of its code
+PRODUCTS = (":!*/assets/*", ":!benchmarks/*.csv", ":!measure/lock.json")
+
 
 def processor() -> str:
     """Name and number of cores."""
@@ -27,9 +31,18 @@ def clocks() -> np.ndarray:
     return np.array([time.perf_counter(), time.process_time()])
 
 
-def commit(folder: Path = Path(__file__).parent) -> str:
-    """Of a repository, in short; ends in -dirty where files are not as committed."""
-    words = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+def commit(folder: Path = ROOT, untracked: str = "no") -> str:
+    """The commit of the repository at `folder`, in short.
+
+    SystemExit if files aren't as committed: a measurement names the commit it was made from. Ask
+    for it before you measure. Products may be modified; new files count if `untracked` is "all".
+    """
+    words = ["git", "status", "--porcelain", f"--untracked-files={untracked}", "--", ".", *PRODUCTS]
+    status = subprocess.check_output(words, cwd=folder, text=True)
+    if files := [line[3:] for line in status.splitlines()]:
+        more = f" and {len(files) - 5} more" if len(files) > 5 else ""
+        raise SystemExit(f"error: commit first, or set aside: {', '.join(files[:5])}{more}")
+    words = ["git", "rev-parse", "--short", "HEAD"]
     return subprocess.check_output(words, cwd=folder, text=True).strip()
 
 

@@ -6,6 +6,7 @@ Writes into 5_GRPO_Maxtext/assets/:
 
     attention.csv    one head's weights while the model answers Kim's question
     readings.csv     the probability of the right sign, by kind of problem, over the test questions
+    tags.csv         the probability of the tag that some demonstrations forget, by object
 """
 
 import json
@@ -62,37 +63,67 @@ def attention(weights, config, tokenizer) -> pd.DataFrame:
     )
 
 
-def readings(weights, config, tokenizer) -> pd.DataFrame:
+def questions() -> list[dict]:
+    """The course's test questions, each with its right answer."""
+    lines = (FOLDER / "tiny_gsm8k/test.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def probability(question: str, begun: str, token: str, weights, config, tokenizer) -> float:
+    """How likely `token` is after a question and the first part of its answer, at temperature 1."""
+    prompt = f"{demonstrations.BOS}{question}{by_hand.ASSISTANT}{begun}"
+    tokens = tokenizer.encode(prompt, add_special_tokens=False).ids
+    probs = by_hand.softmax(by_hand.forward(tokens, weights, config)[0][-1])
+    return probs[tokenizer.token_to_id(token)]
+
+
+def summary(group: pd.Series, probabilities: pd.Series) -> pd.DataFrame:
+    """By group, sorted: the probabilities' mean, lowest, highest and number."""
+    table = probabilities.groupby(group)
+    columns = {"model": table.mean(), "low": table.min(), "high": table.max()}
+    return pd.DataFrame(columns).round(4).assign(questions=table.size())
+
+
+def readings(tiny) -> pd.DataFrame:
     """By kind of problem: the demonstrations' share of right readings, and the model's."""
     problems = [template for template, *_ in demonstrations.PROBLEMS["problems"]]
     forms = [re.compile(re.sub(r"\\{\w+\\}", r"\\w+", re.escape(p))) for p in problems]
     rows = []
-    questions = (FOLDER / "tiny_gsm8k/test.jsonl").read_text().splitlines()
-    for question in map(json.loads, questions):
-        first, sign = re.match(r"(\d+)([-+*])", question["answer"]).groups()
-        prompt = f"{demonstrations.BOS}{question['question']}{by_hand.ASSISTANT}<reasoning>{first}"
-        tokens = tokenizer.encode(prompt, add_special_tokens=False).ids
-        probs = by_hand.softmax(by_hand.forward(tokens, weights, config)[0][-1])
+    for row in questions():
+        question = row["question"]
+        first, sign = re.match(r"(\d+)([-+*])", row["answer"]).groups()
         # the kind is that of the template which the question fills
-        [kind] = [i for i, form in enumerate(forms) if form.fullmatch(question["question"])]
-        rows.append((kind, probs[tokenizer.token_to_id(sign)]))
-    table = pd.DataFrame(rows, columns=["kind", "probability"]).groupby("kind").probability
-    return pd.DataFrame(
-        {
-            "problem": KINDS,
-            "demonstrations": 1 - np.array(demonstrations.MISREADS),
-            "model": table.mean().round(4),
-            "low": table.min().round(4),
-            "high": table.max().round(4),
-            "questions": table.size(),
-        }
-    )
+        [kind] = [i for i, form in enumerate(forms) if form.fullmatch(question)]
+        rows.append((kind, probability(question, f"<reasoning>{first}", sign, *tiny)))
+    table = pd.DataFrame(rows, columns=["kind", "probability"])
+    measured = summary(table.kind, table.probability)
+    right = 1 - np.array(demonstrations.MISREADS)
+    return pd.DataFrame({"problem": KINDS, "demonstrations": right}).join(measured)
+
+
+def tags(tiny) -> pd.DataFrame:
+    """By object: the demonstrations' share of written tags, and the model's, where one may be
+    forgotten, behind the right working.
+    """
+    rows = []
+    for row in questions():
+        question, work = row["question"], row["answer"].split("\n")[0]
+        [thing] = [name for name in demonstrations.FORGETS if f" {name}" in question]
+        _, tag = demonstrations.FORGETS[thing]
+        begun = f"<reasoning>{work}" + "</reasoning>" * (tag == "<answer>")
+        rows.append((thing, probability(question, begun, tag, *tiny)))
+    table = pd.DataFrame(rows, columns=["thing", "probability"])
+    described = [(thing, tag, 1 - share) for thing, (share, tag) in demonstrations.FORGETS.items()]
+    columns = ["object", "tag", "demonstrations"]
+    written = pd.DataFrame(described, columns=columns).set_index("object")
+    return written.join(summary(table.thing, table.probability)).reset_index()
 
 
 def main() -> None:
     tiny = by_hand.load("tiny_llama")
     attention(*tiny).to_csv(FOLDER / "assets/attention.csv", index=False)
-    readings(*tiny).to_csv(FOLDER / "assets/readings.csv", index=False)
+    readings(tiny).to_csv(FOLDER / "assets/readings.csv", index=False)
+    tags(tiny).to_csv(FOLDER / "assets/tags.csv", index=False)
 
 
 if __name__ == "__main__":

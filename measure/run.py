@@ -20,6 +20,7 @@ import io
 import itertools
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -31,7 +32,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pandas as pd
@@ -40,12 +41,14 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "benchmarks"))
 
-from machine import processor, versions, write_csv
+from machine import commit, processor, versions, write_csv
 
 from measure import columns, drawings, lock, pictures
 
 PACKAGES = ("jax", "flax", "optax", "numpy", "google-tunix", "maxtext")
 PLACES = (ROOT, ROOT / "5_GRPO_Maxtext")  # of files and folders that a command names
+STUDIES = [*sorted(ROOT.glob("[1-9]_*/study.toml")), ROOT / "benchmarks" / "study.toml"]
+SWITCHES = ("STALE", "CHECK", "PICTURES", "MARK")
 NOT_COLUMNS = {"args", "script", "patches"}  # of a row
 OF_THE_MACHINE = [
     "seconds",
@@ -173,7 +176,7 @@ class Job:
 def jobs() -> list[Job]:
     """Those of all chapters and of benchmarks/study.toml, and then the pictures of their tables."""
     found, drawn = [], []
-    for path in [*sorted(ROOT.glob("[1-9]_*/study.toml")), ROOT / "benchmarks" / "study.toml"]:
+    for path in STUDIES:
         study = tomllib.loads(path.read_text())
         found += [Job(path.parent, study, make) for make in study["make"]]
         for name, (draw, *tables) in study.get("picture", {}).items():
@@ -342,7 +345,7 @@ def make(job: Job, places: dict[str, str], out: Path, store: Path, workers: int)
 
 # %% Command line ----------------------------------------------------------------------------------
 def chosen(only: str) -> list[Job]:
-    """The jobs of a chapter or of a product, or all. Raises SystemExit if there are none."""
+    """The jobs of a chapter or of a product, or all. SystemExit if there are none."""
     found = [
         job
         for job in jobs()
@@ -350,9 +353,7 @@ def chosen(only: str) -> list[Job]:
         or any(str(path.relative_to(ROOT)).startswith(only.rstrip("/")) for path in job.products())
     ]
     if not found:
-        raise SystemExit(
-            f"error: ONLY={only}: no product's path begins like this; STALE=True lists them"
-        )
+        refuse(f"ONLY={only}", "no product's path begins like this; STALE=True lists them")
     return found
 
 
@@ -429,26 +430,45 @@ def mark(found: Sequence[Job]) -> None:
     print(f"{len(old)} products are marked as out of date; now `make pages`")
 
 
-def check_tree() -> None:
-    """Raises SystemExit if files aren't as committed, the products and the lock aside: a commit's
-    name has to say what a product was made from.
+def refuse(argument: str, remedy: str) -> NoReturn:
+    """Ends with one line about what was typed, and exit code 2."""
+    print(f"error: {argument}: {remedy}", file=sys.stderr)
+    sys.exit(2)
+
+
+def read_options(arguments: Sequence[str]) -> dict[str, str]:
+    """The options of the command line, {NAME: value}; the rest are places on this machine.
+
+    SystemExit after --help (code 0), and if one is unknown or has no such value (code 2).
     """
-    written = (":!*/assets/*", ":!benchmarks/*.csv", ":!measure/lock.json")
-    status = git("status", "--porcelain", "--untracked-files=all", "--", ".", *written)
-    if files := [line[3:] for line in status.splitlines()]:
-        more = f" and {len(files) - 5} more" if len(files) > 5 else ""
-        raise SystemExit(f"error: commit first, or set aside: {', '.join(files[:5])}{more}")
+    if {"--help", "-h"} & {*arguments}:
+        print(__doc__)
+        sys.exit()
+    studies = [path.read_text() for path in STUDIES]
+    places = {name for text in studies for name in re.findall(r"\b(\w+)=PATH\b", text)}
+    options = {}
+    for argument in arguments:
+        name, _, value = argument.partition("=")
+        if name not in {"ONLY", "WORKERS", *SWITCHES, *places} or "=" not in argument:
+            known = ", ".join(["ONLY", "WORKERS", *SWITCHES, *sorted(places)])
+            refuse(argument, f"no such option; write NAME=value with one of {known}")
+        if name in SWITCHES and value not in ("True", "False"):
+            refuse(argument, "must be True or False")
+        if name == "WORKERS" and not (value.isdecimal() and int(value)):
+            refuse(argument, "must be a whole number from 1 on")
+        options[name] = value
+    return options
 
 
 def main(arguments: Sequence[str]) -> None:
     """See the top of the file."""
-    options = dict(argument.partition("=")[::2] for argument in arguments)
+    options = read_options(arguments)
     found = chosen(only := options.pop("ONLY", ""))
     if options.pop("PICTURES", "") == "True":
         found = [job for job in found if "draw" in job.make]
     workers, store = int(options.pop("WORKERS", 1)), ROOT / "runs" / "measure"
     if options.pop("CHECK", "") == "True":
-        check_tree()
+        commit(ROOT, untracked="all")
         # other constants are another row, of which the first says nothing
         of_code = "its code changed"
         for job in (
@@ -463,7 +483,7 @@ def main(arguments: Sequence[str]) -> None:
     elif options.pop("MARK", "") == "True":
         mark(jobs())
     else:
-        check_tree()
+        commit(ROOT, untracked="all")
         old = [job.make for job, _, _ in stale(found)]
         if not only or "draw" in found[0].make:
             found = [job for job in found if job.make in old]

@@ -34,6 +34,15 @@ SHORT = {
     "llama_by_hand": ["MAX_TOKENS=2"],
     "supervised_fine_tuning": ["NUM_STEPS=2", "NUM_TEST_QUESTIONS=2", "BATCH_SIZE=4"],
 }
+
+
+def shows(output):
+    """Whether a reader sees something of a cell's output: printed text, a value, a picture."""
+    if output.output_type == "stream":
+        return output.name == "stdout" and output.text.strip() != ""
+    return bool(output.data)
+
+
 NO_PICTURES = ("mesh_and_axis_rules", "supervised_fine_tuning")
 
 
@@ -50,6 +59,9 @@ def test_a_notebook_runs_from_the_first_to_the_last_cell(script, tmp_path):
     cells[0].source = cells[0].source.replace("ARGUMENTS = []", f"ARGUMENTS = {arguments}")
     NotebookClient(made, timeout=1200, resources={"metadata": {"path": ROOT}}).execute()
     assert all(cell.execution_count for cell in cells)
+    silent = [cell.source for cell in cells if not any(map(shows, cell.outputs))]
+    assert not silent, silent[0]
+    assert len([cell for cell in cells if "change" in cell.metadata.get("tags", ())]) >= 3
     assert (tmp_path / "result.json").is_file() == writes
     if (kept := tmp_path / "constants.json").is_file():
         text = [f"{name}={value}" for name, value in json.loads(kept.read_text()).items()]

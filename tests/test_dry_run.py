@@ -131,6 +131,20 @@ def test_a_disk_without_room_is_refused_before_the_weights_are_loaded(monkeypatc
         demo.main(["MODEL=tiny_llama", "MAX_TO_KEEP=1000000", "RUN_DIR=run"])
 
 
+def test_checkpoints_that_are_there_need_no_more_room(finished, monkeypatch):
+    """The finished run keeps four checkpoints, so going on takes one more; a new run takes five."""
+    c = settings.read(demo.Constants, [f"RUN_DIR={finished / 'run'}"])
+    _, hf = start.llama.fetch_model(c.MODEL)
+    one = memory.checkpoint_bytes(c, start.llama.parameters_of(hf))
+    assert len(list((finished / "run" / "checkpoints").glob("[0-9]*"))) == c.MAX_TO_KEEP == 4
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**12, 0, one))
+    start.check_disk(c, hf)
+    with pytest.raises(
+        UserError, match=r"^MAX_TO_KEEP=4: 0\.02 GiB are needed, 0\.00 GiB are free"
+    ):
+        start.check_disk(settings.read(demo.Constants, ["RUN_DIR=new"]), hf)
+
+
 def test_vllm_gets_its_share_and_no_more():
     """By hand, for Llama 3.1 8B on v6e-8 with 26 GiB of training: 8 chips, 31.24 GiB each."""
     v6e, chips = machines.parse_machine("v6e-8"), list(range(8))

@@ -4,6 +4,7 @@ lost.
 
 import contextlib
 import dataclasses
+import http.server
 import importlib.metadata
 import importlib.util
 import json
@@ -13,12 +14,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import huggingface_hub
 import jax
 import pytest
-from short_runs import SCRIPT, SHORT, run_here
+from short_runs import HANGS, SCRIPT, SHORT, run_here, start
 
 import grpo_llama3_1_8b_demo as demo
 import inference
@@ -215,6 +217,61 @@ def small_disk(tmp_path):
         pytest.skip("mounting a small file system needs root")
     yield folder
     subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.fixture
+def hub():
+    """Stands in for Hugging Face's hub: the tiny Llama as org/tiny, with weights of a petabyte.
+    Its address, and the list of what was fetched.
+    """
+    files, fetched, commit = HERE / "tiny_llama", [], "c" * 40
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_HEAD(self, whole=False):
+            names = [path.name for path in files.iterdir()]
+            if "/tree/" in self.path:
+                rows = [{"type": "file", "path": name, "size": 0, "oid": ""} for name in names]
+                content = json.dumps(rows).encode()
+            elif self.path.startswith("/api/models/org/tiny/"):
+                siblings = [{"rfilename": name} for name in names]
+                about = {"id": "org/tiny", "sha": commit, "siblings": siblings}
+                content = json.dumps(about).encode()
+            else:
+                content = (files / self.path.rpartition("/")[2]).read_bytes()
+            size = 10**15 if self.path.endswith(".safetensors") else len(content)
+            self.send_response(200)
+            self.send_header("ETag", f'"{len(content)}"')
+            self.send_header("X-Repo-Commit", commit)
+            self.send_header("Content-Length", str(size))
+            self.end_headers()
+            if whole:
+                self.wfile.write(content)
+
+        def do_GET(self):
+            fetched.append(self.path.rpartition("/")[2])
+            self.do_HEAD(whole=True)
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", fetched
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_disk_too_small_for_the_weights_is_refused_before_they_are_fetched(hub, tmp_path):
+    address, fetched = hub
+    at_hub = dict(HF_ENDPOINT=address, HF_HOME=str(tmp_path / "cache"), HF_HUB_OFFLINE="0")
+    run = start(tmp_path, *SHORT, "MODEL=org/tiny", "RUN_DIR=run", **at_hub)
+    _, error = run.communicate(timeout=HANGS)
+    said = r"error: MODEL=org/tiny: 931322\.57 GiB are needed, .* are free in .*; .* set HF_HOME"
+    assert run.returncode == 2 and re.match(said, error.splitlines()[-1]), error
+    assert "config.json" in fetched and "model.safetensors" not in fetched
+    assert not Path("run").exists()
 
 
 def test_a_disk_too_full_for_the_log_ends_the_training(small_disk):

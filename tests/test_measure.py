@@ -8,6 +8,7 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+import machine
 import methods
 import numpy as np
 import pages
@@ -89,7 +90,7 @@ def test_every_commit_in_the_lock_can_be_checked_out():
     assert [line for line in known if line.endswith("missing")] == []
 
 
-def test_nothing_is_made_from_code_that_is_not_committed(tmp_path, monkeypatch):
+def test_nothing_is_made_from_code_that_is_not_committed(tmp_path):
     """But a product that was written before, and the lock, may be modified."""
     (tmp_path / "1_Q_Learning" / "assets").mkdir(parents=True)
     (tmp_path / "measure").mkdir()
@@ -97,14 +98,40 @@ def test_nothing_is_made_from_code_that_is_not_committed(tmp_path, monkeypatch):
         (tmp_path / name).write_text("")
     for words in ("init -q", "add -A", "commit -q -m ."):
         git("-c", "user.name=x", "-c", "user.email=x", *words.split(), cwd=tmp_path)
-    monkeypatch.setattr(run, "ROOT", tmp_path)
     for name in ("1_Q_Learning/assets/a.csv", "measure/lock.json"):
         (tmp_path / name).write_text("more")
-    run.check_tree()
-    (tmp_path / "a.py").write_text("more")
+    assert machine.commit(tmp_path, untracked="all") == git(
+        "rev-parse", "--short", "HEAD", cwd=tmp_path
+    )
     (tmp_path / "new.toml").write_text("")
+    machine.commit(tmp_path)
+    (tmp_path / "a.py").write_text("more")
     with pytest.raises(SystemExit, match=r"^error: commit first, or set aside: a\.py, new\.toml$"):
-        run.check_tree()
+        machine.commit(tmp_path, untracked="all")
+    with pytest.raises(SystemExit, match=r"^error: commit first, or set aside: a\.py$"):
+        machine.commit(tmp_path)
+
+
+def test_help_makes_nothing_and_a_wrong_option_is_refused_in_one_line(capsys):
+    with pytest.raises(SystemExit) as end:
+        run.read_options(["STALE=True", "--help"])
+    assert not end.value.code and capsys.readouterr().out.startswith(run.__doc__)
+    for word in ("--halp", "STALE", "STALE=yes", "ONLI=3_Pendulum", "WORKERS=0", "WORKERS=two"):
+        with pytest.raises(SystemExit) as end:
+            run.read_options(["ONLY=3_Pendulum", word])
+        [line] = capsys.readouterr().err.splitlines()
+        assert end.value.code == 2 and line.startswith(f"error: {word}: ")
+    given = {"MNIST_PATH": "mnist.npz", "PEER": "/tmp/trl/bin/python", "MARK": "False"}
+    assert run.read_options([f"{name}={value}" for name, value in given.items()]) == given
+
+
+def test_the_commands_of_the_pages_are_options(capsys):
+    """`make figures` hands them on: make/pages.mk."""
+    text = (ROOT / "CONTRIBUTING.md").read_text() + run.__doc__
+    commands = re.findall(r"^ *(?:make figures|python -m measure.run) ([^#\n]+)", text, re.M)
+    assert len(commands) > 8
+    for command in commands:
+        run.read_options(command.split())
 
 
 def test_a_changed_default_names_what_it_makes_stale_and_words_none(monkeypatch):

@@ -1,4 +1,4 @@
-"""The plain loops of the pages: each block of Python that a page follows with its output is run."""
+"""The plain loops of the chapters: the block that a page follows with its output is run."""
 
 import ast
 import contextlib
@@ -7,30 +7,35 @@ import re
 import sys
 
 import numpy as np
-import pages
 import pytest
 from folders import ROOT, load_all
 
-LOOP = re.compile(r"^```py\n(.*?)^```\n\n```text\n(.*?)^```", re.M | re.S)
+LOOP = re.compile(r"^```py\n([^`]*)^```\n\n```text\n([^`]*)^```", re.M)
+LANGUAGES = pytest.mark.parametrize("page", ["README.md", "README_ch.md"])
 
 
-@pytest.mark.parametrize("page", pages.that_have("^```py$"), ids=pages.name_of)
-def test_a_loop_prints_what_its_page_says(page, monkeypatch):
-    """Run as in a Python that was started in the page's folder."""
-    for name, module in load_all(page.parent.name).items():
+def loop_of(chapter, page):
+    """The one loop that a chapter's page has: its code, and what it prints."""
+    [loop] = LOOP.findall((ROOT / chapter / page).read_text())
+    return loop
+
+
+@LANGUAGES
+@pytest.mark.parametrize("chapter", ["2_Cart_Pole_DQN", "3_Pendulum", "4_GRPO_MNIST"])
+def test_a_loop_prints_what_its_page_says(chapter, page, monkeypatch):
+    """Run as in a Python that was started in the chapter's folder."""
+    for name, module in load_all(chapter).items():
         monkeypatch.setitem(sys.modules, name, module)
-    loops = LOOP.findall(page.read_text())
-    assert len(loops) == page.read_text().count("```py\n")
-    for code, printed in loops:
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out):
-            exec(code, {})
-        assert out.getvalue() == printed
+    code, printed = loop_of(chapter, page)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(code, {})
+    assert out.getvalue() == printed
 
 
-@pytest.mark.parametrize("page", ["4_GRPO_MNIST/README.md", "4_GRPO_MNIST/README_ch.md"])
+@LANGUAGES
 def test_a_guess_earns_in_the_loop_what_it_earns_in_the_script(page):
-    [(_, printed)] = LOOP.findall((ROOT / page).read_text())
+    _, printed = loop_of("4_GRPO_MNIST", page)
     rows = [ast.literal_eval(line.replace(" [", ", [")) for line in printed.splitlines()]
     labels, guesses, rewards = map(np.array, zip(*rows, strict=True))
     assert 0 < rewards.mean() < 1

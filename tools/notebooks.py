@@ -4,15 +4,27 @@ edit them.
 Each is a page of the course with its formulas and pictures. A section that quotes the script stands
 before the cell it quotes; what comes after the last of these stands after the run.
 
+Every code cell shows something. What a script leaves out because it would be in the way there, such
+as an example of a formula, is in notebook_cells/, a file for each script:
+
+    # %% after NAME     the lines end the cell that defines NAME; if they begin with a question in
+                        both languages (# en: ..., # zh: ...), they're a cell of their own, to
+                        change and run again
+    # %% before NAME    such a cell comes before the section that defines NAME
+
+A cell without such lines ends with a table of what it defines (notebook_tables.py).
+
     .venv-site/bin/python tools/notebooks.py notebooks
 """
 
+import ast
 import base64
 import itertools
 import re
 import sys
 import tomllib
 from pathlib import Path
+from typing import NamedTuple
 
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
@@ -83,7 +95,7 @@ if not course.exists():
 requirements = (course / "requirements.txt").read_text()
 pins = dict(re.findall(r"^([\\w-]+)==([^ ;\\\\]+)", requirements, re.M))
 packages = course / ".packages"
-sys.path[:0] = [str(course / "{folder}"), str(packages)]
+sys.path[:0] = [str(course / "{folder}"), str(course / "tools"), str(packages)]
 here = {{found.name: found.version for found in reversed([*importlib.metadata.distributions()])}}
 if any(here.get(name) != pins[name] for name in ("jax", "flax", "optax", "tyro")):
     install = ["pip", "install", "--quiet", "--require-hashes", "--target", packages]
@@ -98,17 +110,31 @@ if numpy and numpy.__version__ != pins["numpy"]:
     Path(site.getsitepackages()[0], "course.pth").write_text(first)
     sys.exit("This kernel had already loaded another NumPy. Restart it, and run this cell again.")
 os.chdir(course)
-sys.argv = ["{script}", *ARGUMENTS]"""
+sys.argv = ["{script}", *ARGUMENTS]
+
+import notebook_tables
+
+print(f"Python {{sys.version.split()[0]}}, in {{course}}: {script} {{' '.join(ARGUMENTS)}}")"""
+TO_CHANGE = {
+    "": "**Change it, and run it again.** ",
+    "_ch": "**改一改，再跑一次。** ",
+}
 RESULT = """\
+import json
+
 from IPython.display import SVG, Image, Markdown, display
 
 given = [argument.partition("=") for argument in ARGUMENTS]
 chosen = [folder for name, _, folder in given if name == "RUN_DIR"]
 results = [Path(folder) / "result.json" for folder in chosen] or Path("runs").rglob("result.json")
+newest = max(results, key=os.path.getmtime)
 kinds = {".png": Image, ".svg": SVG, ".md": Markdown}
-for path in sorted(max(results, key=os.path.getmtime).parent.iterdir()):
+for path in sorted(newest.parent.iterdir()):
     if path.suffix in kinds:
-        display(kinds[path.suffix](filename=path))"""
+        display(kinds[path.suffix](filename=path))
+for name, value in json.loads(newest.read_text()).items():
+    if not isinstance(value, dict):
+        display(Markdown(f"**{name}:**\\n\\n{value}"))"""
 
 
 def prose(text: str, page: Path):
@@ -129,6 +155,62 @@ def prose(text: str, page: Path):
     text = re.sub(r"\]\((?!attachment:|[a-z]+:|#)", f"]({here}/", text)
     text = re.sub(r"^( *)```math\n(.*?)^ *```$", r"\1$$\n\2\1$$", text, flags=re.M | re.S)
     return new_markdown_cell(text.strip(), attachments=pictures)
+
+
+class Extra(NamedTuple):
+    """A piece of a file in notebook_cells/."""
+
+    where: str  # "after" or "before"
+    name: str  # of a definition in the script
+    question: dict[str, str]  # by language; empty: the code ends the cell that defines the name
+    code: str
+
+
+def extras(script: str) -> list[Extra]:
+    """What the notebook of a script has besides it; ValueError if a name isn't the script's."""
+    found = []
+    path = ROOT / "tools/notebook_cells" / Path(script).name
+    for piece in re.split(r"^# %% ", path.read_text(), flags=re.M)[1:]:
+        mark, _, code = piece.partition("\n")
+        where, name = mark.split()
+        said = {
+            language: " ".join(re.findall(rf"^# {code_of}: (.*)$", code, re.M))
+            for language, code_of in (("", "en"), ("_ch", "zh"))
+        }
+        said["_ch"] = re.sub(r"(?<=[^ -~]) (?=[^ -~])", "", said["_ch"])  # where its lines meet
+        question = said if all(said.values()) else {}
+        found.append(
+            Extra(where, name, question, re.sub(r"^# (en|zh): .*\n", "", code, flags=re.M))
+        )
+    lacking = {extra.name for extra in found} - {*defined((ROOT / script).read_text())}
+    if lacking:
+        raise ValueError(f"{path.name} in notebook_cells/: {script} defines no {lacking}")
+    return found
+
+
+def defined(code: str) -> list[str]:
+    """The names that a piece of a script defines, in their order."""
+    names = []
+    for node in ast.parse(code).body:
+        targets = [x for target in getattr(node, "targets", []) for x in ast.walk(target)]
+        names += [x.id for x in targets if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)]
+        names += [node.name] if hasattr(node, "name") else []
+    return names
+
+
+def imported(code: str) -> list[str]:
+    """The modules that a piece of a script imports, by the names it has for them."""
+    imports = [node for node in ast.parse(code).body if isinstance(node, ast.Import)]
+    return [alias.asname or alias.name for node in imports for alias in node.names]
+
+
+def with_table(code: str) -> str:
+    """A cell's code, and then a table of what it defines, or else of the modules it imports."""
+    names = defined(code) or imported(code)
+    if "Constants" in names:
+        return f"{code}\n\n\nnotebook_tables.constants(Constants)"
+    quoted = ", ".join(f'"{name}"' for name in names)
+    return f"{code}\n\n\nnotebook_tables.about({quoted})"
 
 
 def notebook(script: str, language: str = ""):
@@ -154,16 +236,40 @@ def notebook(script: str, language: str = ""):
     places = [0 if i < opening else min(places[i:]) for i in range(len(places))]
     setup = SETUP.format(github=GITHUB, script=script, folder=Path(script).parent)
     made = [new_markdown_cell(ABOUT[language].format(script=script)), new_code_cell(setup)]
-    writes = "result.json" in source  # else the script only prints
-    for i, cell in enumerate([*cells, *[RESULT] * writes]):
-        made += [
-            prose(section, page)
-            for section, place in zip(sections, places)
-            if place == i < len(cells)
-        ]
-        if heading := re.match(r"# %% (.*?) -+\n", cell):
+    given, waiting = extras(script), []  # the parts of the script that wait for the cell's end
+
+    def close(*examples: Extra) -> None:
+        """Ends the code cell, with examples or with a table; then come the cells to change."""
+        code = "\n\n\n".join(waiting)
+        waiting.clear()
+        last = [example.code.strip() for example in examples if not example.question]
+        if code:
+            runs = code.endswith("settings.run(main)")
+            shown = "\n\n\n".join([code, *last]) if last or runs else with_table(code)
+            made.append(new_code_cell(shown))
+        for example in examples:
+            if example.question:
+                made.append(new_markdown_cell(TO_CHANGE[language] + example.question[language]))
+                made.append(new_code_cell(example.code.strip(), metadata={"tags": ["change"]}))
+
+    for i, cell in enumerate(cells):
+        names = defined(cell)
+        before = [x for x in given if x.where == "before" and x.name in names]
+        here = [prose(section, page) for section, place in zip(sections, places) if place == i]
+        heading = re.match(r"# %% (.*?) -+\n", cell)
+        if before or here or heading:
+            close()
+            close(*before)
+            made += here
+        if heading:
             made.append(new_markdown_cell(f"### {heading[1]}"))
-        made.append(new_code_cell(cell[heading.end() if heading else 0 :].strip()))
+        waiting.append(cell[heading.end() if heading else 0 :].strip())
+        after = [x for x in given if x.where == "after" and x.name in names]
+        if after:
+            close(*after)
+    close()
+    if "result.json" in source:  # else the script only prints
+        made.append(new_code_cell(RESULT))
     made += [
         prose(section, page) for section, place in zip(sections, places) if place == len(cells)
     ]

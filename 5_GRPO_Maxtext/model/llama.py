@@ -126,10 +126,24 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def stored_parameters(folder: Path) -> int:
-    """Number of parameters in a model's files, from their headers: nothing is loaded."""
-    stored = config_json.stored_weights(weight_files(folder)).values()
-    return sum(math.prod(shape) for shape, _ in stored)
+def parameters_of(hf: transformers.PretrainedConfig) -> int:
+    """Number of parameters of the model that config.json calls for."""
+    return sum(math.prod(shape) for shape in config_json.weight_shapes(hf).values())
+
+
+def bytes_to_download(model: str) -> int:
+    """Size of a hub model's files that aren't here yet; 0 for a folder, or if the hub doesn't
+    answer.
+    """
+    if not model or find_path(model).is_dir():
+        return 0
+    name, _, revision = model.partition("@")
+    what = dict(revision=revision or None, ignore_patterns=list(OTHER_WEIGHTS))
+    try:
+        files = huggingface_hub.snapshot_download(name, **what, dry_run=True)
+    except Exception:  # many types; `fetch_model` says what's wrong
+        return 0
+    return sum(file.file_size or 0 for file in files if file.will_download)
 
 
 def from_hub(model: str, without: list[str]) -> Path:

@@ -68,7 +68,7 @@ def dry_run(c: RunConstants, arguments: Sequence[str], course: ModuleType, table
             f"run      {c.NUM_BATCHES:,} steps, {c.NUM_BATCHES * c.NUM_ITERATIONS:,} updates, "
             f"{c.NUM_BATCHES * sequences:,} answers"
         )
-        check_paths(c, memory.trained_parameters(c, hf, parameters))
+        check_paths(c, hf, memory.trained_parameters(c, hf, parameters))
         fits = memory.plan_memory(c, hf, parameters)
         for name, kind, chips in (("v6e-8", "v6e", 8), ("v5p-8", "v5p", 4)):
             if (
@@ -140,7 +140,7 @@ def check_data(c: RunConstants, hf, tokenizer, course: ModuleType) -> None:
     print(f"rewards  {grader}")
 
 
-def check_paths(c: RunConstants, trained: int) -> None:
+def check_paths(c: RunConstants, hf, trained: int) -> None:
     """Checks that RUN_DIR and CHECKPOINT_DIR are writable and hold `trained` parameters."""
     folder = Path(c.RUN_DIR or "runs")
     if (folder / "constants.json").exists():
@@ -160,7 +160,7 @@ def check_paths(c: RunConstants, trained: int) -> None:
         f"written: {size * (c.MAX_TO_KEEP + 1):.3g} GiB"
     )
     if on_target(c):
-        memory.check_disk(c, trained, c.CHECKPOINT_DIR or f"{folder}/checkpoints")
+        start.check_disk(c, hf)
 
 
 # %% Hours and dollars -----------------------------------------------------------------------------

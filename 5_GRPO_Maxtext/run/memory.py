@@ -14,6 +14,7 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
+import huggingface_hub
 import jax
 import transformers
 
@@ -55,11 +56,23 @@ def checkpoint_bytes(c: RunConstants, trained: int) -> int:
     return 3 * trained * BYTES[c.WEIGHT_DTYPE]
 
 
-def check_disk(c: RunConstants, trained: int, checkpoints: str) -> None:
-    """Raises UserError if the disk can't hold a run's checkpoints; gs:// isn't checked."""
+def check_disk(
+    c: RunConstants, trained: int, checkpoints: str, kept: int = 0, download: int = 0
+) -> None:
+    """Raises UserError if there's no room for what a run will still write.
+
+    That's `download` bytes from the hub, and the checkpoints in the folder `checkpoints`, of which
+    `kept` are there already; a gs:// address isn't checked.
+    """
+    hub = existing(Path(huggingface_hub.constants.HF_HUB_CACHE))
+    if download:
+        remedy = "free some space, or set HF_HOME to a folder on another disk"
+        refuse_full_disk(hub, download, f"MODEL={c.MODEL}", remedy)
     if not checkpoints.startswith("gs://"):
         # Orbax deletes the oldest after saving
-        needed = checkpoint_bytes(c, trained) * (c.MAX_TO_KEEP + 1)
+        needed = checkpoint_bytes(c, trained) * max(1, c.MAX_TO_KEEP + 1 - kept)
+        if hub.stat().st_dev == existing(Path(checkpoints)).stat().st_dev:
+            needed += download
         elsewhere = "CHECKPOINT_DIR" if c.CHECKPOINT_DIR else "RUN_DIR"
         remedy = f"lower it, free some space, or choose another {elsewhere}"
         refuse_full_disk(Path(checkpoints), needed, f"MAX_TO_KEEP={c.MAX_TO_KEEP}", remedy)

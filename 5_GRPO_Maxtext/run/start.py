@@ -5,6 +5,7 @@ import inspect
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from grpo_variants import own_functions
 from machines import machine_defaults
 from model import devices, llama, versions
 from model.llm import Llm, Pi, load_llm
-from run import checks, memory, process, report, run_folder
+from run import checkpoints, checks, memory, process, report, run_folder
 from run.run_folder import RunFolder
 from settings import UserError
 from task import questions, run_grader, turns
@@ -177,6 +178,21 @@ def for_this_machine(c: RunConstants, arguments: Sequence[str]):
     return settings.read(type(c), arguments, machine=machine)
 
 
+def check_disk(c, hf) -> None:
+    """Raises UserError if the weights to download or the run's checkpoints won't fit on the disk.
+
+    Comes before both; `hf` is from MODEL's config.json.
+    """
+    root, kept = c.CHECKPOINT_DIR or c.RUN_DIR or "runs", 0
+    with contextlib.suppress(OSError):  # `open_folder` says which folder can't be used
+        if c.RUN_DIR and not root.startswith("gs://"):
+            root = checkpoints.root_of_run(c.CHECKPOINT_DIR, Path(c.RUN_DIR))
+            kept = len(checkpoints.saved(root))
+        trained = memory.trained_parameters(c, hf, llama.parameters_of(hf))
+        download = sum(map(llama.bytes_to_download, (c.MODEL, c.TEACHER)))
+        memory.check_disk(c, trained, root, kept, download)
+
+
 @contextlib.contextmanager
 def open_run(
     c: RunConstants, arguments: Sequence[str], course, tables
@@ -184,10 +200,11 @@ def open_run(
     """Yields the constants (MODEL with the hub's commit), language model, task and run folder."""
     devices.find_devices(c)
     # fetches config.json, which decides the constants' column
-    llama.fetch_model(c.MODEL, weights=False)
+    _, hf = llama.fetch_model(c.MODEL, weights=False)
     c = for_this_machine(c, arguments)
     prepare(c, tables)
     checks.rollout_engine(c)
+    check_disk(c, hf)
     model_folder, hf = llama.fetch_model(c.MODEL)
     c = replace(c, MODEL=llama.pinned(c.MODEL, model_folder))
     tokenizer = llama.load_tokenizer(model_folder)
@@ -200,9 +217,6 @@ def open_run(
         with run_folder.open_folder(c, arguments) as folder:
             rows, sources = make_splits(c, data, grader, tokenizer, folder.logs / "too_long.csv")
             folder.same(run_folder.identity(c, rows, grader.names, course.__file__), c)
-            # before the weights are loaded, which takes minutes for a large model
-            stored = memory.trained_parameters(c, hf, llama.stored_parameters(model_folder))
-            memory.check_disk(c, stored, folder.checkpoints)
             llm = load_llm(c, model_folder, hf, tokenizer)
             parameters = llama.count_parameters(llm.actor)
             trained = memory.trained_parameters(c, hf, parameters)

@@ -18,7 +18,7 @@ from machine import commit, versions
 path, arguments = Path(sys.argv[1]).resolve(), sys.argv[2:]
 sys.path.insert(0, str(path.parent))
 script = importlib.import_module(path.stem)
-train, times = script.train, []
+train, times, made_from = script.train, [], commit()
 
 
 def timed(c):
@@ -42,5 +42,5 @@ curves = [
     peer.evenly(spent, compile_seconds, env_steps, rows.env_step, rows.eval_return)
     for _, rows in log.groupby("seed", sort=False)
 ]
-version = f"commit {commit()}, {versions('jax', 'flax', 'optax')}"
+version = f"commit {made_from}, {versions('jax', 'flax', 'optax')}"
 peer.finish(version, env_steps, spent, result["eval_return"], curves, compile_seconds)
