@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import settings
-from settings import HERE, Count, NonNegative, Positive, Seed
+from settings import HERE, Count, NonNegative, Positive, Seed, UserError
 
 
 # %% Constants -------------------------------------------------------------------------------------
@@ -44,6 +44,12 @@ class Constants:
     EVAL_EVERY: Count = 25  # steps between looks at sampled answers
     NUM_TEST_QUESTIONS: Count = 128  # of tiny_gsm8k, answered at temperature 1 at each look
     RUN_DIR: str = "runs/supervised_fine_tuning"  # folder for log.csv, result.json and model/
+
+    def __post_init__(self):
+        if self.WARMUP_STEPS >= self.NUM_STEPS:
+            raise UserError(
+                f"WARMUP_STEPS={self.WARMUP_STEPS}: must be below NUM_STEPS={self.NUM_STEPS}"
+            )
 
 
 # %% Imports ---------------------------------------------------------------------------------------

@@ -444,7 +444,7 @@ def read_options(arguments: Sequence[str]) -> dict[str, str]:
     if {"--help", "-h"} & {*arguments}:
         print(__doc__)
         sys.exit()
-    studies = [path.read_text() for path in STUDIES]
+    studies = [str(tomllib.loads(path.read_text())) for path in STUDIES]  # without comments
     places = {name for text in studies for name in re.findall(r"\b(\w+)=PATH\b", text)}
     options = {}
     for argument in arguments:

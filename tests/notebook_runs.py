@@ -32,7 +32,12 @@ SHORT = {
     ],
     "mesh_and_axis_rules": [],
     "llama_by_hand": ["MAX_TOKENS=2"],
-    "supervised_fine_tuning": ["NUM_STEPS=2", "NUM_TEST_QUESTIONS=2", "BATCH_SIZE=4"],
+    "supervised_fine_tuning": [
+        "NUM_STEPS=2",
+        "WARMUP_STEPS=1",
+        "NUM_TEST_QUESTIONS=2",
+        "BATCH_SIZE=4",
+    ],
 }
 
 

@@ -268,7 +268,7 @@ def notebook(script: str, language: str = ""):
         if after:
             close(*after)
     close()
-    if "result.json" in source:  # else the script only prints
+    if "RUN_DIR" in source:  # else the script only prints
         made.append(new_code_cell(RESULT))
     made += [
         prose(section, page) for section, place in zip(sections, places) if place == len(cells)

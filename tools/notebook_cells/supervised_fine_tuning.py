@@ -37,6 +37,7 @@ look_at([ANSWER], ["7"])
 main(
     [
         "NUM_STEPS=20",
+        "WARMUP_STEPS=5",
         "LEARNING_RATE=0.003",
         "MISTAKES=1",
         "EVAL_EVERY=10",
