@@ -189,6 +189,28 @@ def test_a_resumed_log_keeps_what_was_there_and_takes_new_columns(tmp_path):
     assert {p.name for p in tmp_path.iterdir()} == {"train_log.csv", "tensorboard"}
 
 
+def test_a_row_is_appended_and_half_a_row_is_no_row(tmp_path):
+    """A kill in the middle of a write leaves half a line; a resumed run writes it anew."""
+    c, path = settings.read(demo.Constants, []), tmp_path / "train_log.csv"
+    shown = dict.fromkeys(("reward", "correct", "format_ok", "kl"), 0.5)
+    log = training.TrainingLog(tmp_path, c, 0)
+    log.add({"step": 1} | shown)
+    file, before = path.stat().st_ino, path.read_bytes()
+    for step in (2, 3):
+        log.add({"step": step} | shown)
+    log.close()
+    after = path.read_bytes()
+    assert path.stat().st_ino == file and after.startswith(before)
+    for cut in range(2, len(after) - len(before)):  # a line ends with \r\n, and \r will do
+        path.write_bytes(after[:-cut])
+        assert [row["step"] for row in read_log(path)] in ([1, 2], [1])
+    log = training.TrainingLog(tmp_path, c, 1)
+    for step in (2, 3):
+        log.add({"step": step} | shown)
+    log.close()
+    assert path.read_bytes() == after
+
+
 def test_tensorboard_has_each_step_once_after_a_kill_and_a_resume(tmp_path, monkeypatch):
     """Killed after step 3 with a checkpoint of step 1, twice; TensorBoard's own reader."""
     c = settings.read(demo.Constants, [])

@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import importlib.util
 import json
 import signal
 import sys
@@ -17,7 +18,7 @@ import reward_func
 from run import asked
 from settings import UserError
 from task import grading, task_rewards
-from task.run_grader import COURSE_REWARDS, THINK_REWARDS, make_grader
+from task.run_grader import THINK_REWARDS, course_rewards, make_grader
 from task.task_rewards import compute_score
 from task.turns import Episode
 
@@ -124,10 +125,25 @@ def limit():
     return shortest(lambda: sum(i for i in range(6_000_000)))
 
 
+def test_a_function_added_to_the_file_of_rewards_is_a_reward(tmp_path):
+    """By name, and in a run that names none; what the file imports is no reward."""
+    path = tmp_path / "course.py"
+    added = (
+        "\n\ndef short(prompts, completions, **columns):\n    return [0.25] * len(completions)\n"
+    )
+    path.write_text(Path(reward_func.__file__).read_text() + added)
+    spec = importlib.util.spec_from_file_location("course", path)
+    spec.loader.exec_module(course := importlib.util.module_from_spec(spec))
+    four = ("match_format_exactly", "match_format_approximately", "check_answer", "check_numbers")
+    assert make_grader("", "", course, []).names == (*four, "short")
+    found = make_grader("short", "", course, [])
+    assert found.functions[0](prompts=None, completions=["", ""]) == [0.25, 0.25]
+
+
 @pytest.mark.parametrize("piece", CASES["PIECES"], ids=repr)
 def test_no_shape_of_text_takes_a_grader_longer_than_its_length(piece, limit):
     grader = grader_of("compute_score")
-    course = [getattr(reward_func, name) for name in COURSE_REWARDS]
+    course = list(course_rewards(reward_func).values())
     rewards = [
         functools.partial(f, [""], answer=["18"]) for f in (*course, *THINK_REWARDS.values())
     ]

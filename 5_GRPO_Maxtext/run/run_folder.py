@@ -26,6 +26,7 @@ from typing import Any
 import jax
 from etils import epath
 
+import reward_func
 import settings
 from constants import RunConstants
 from model import devices, llama
@@ -36,8 +37,9 @@ from run.run_files import GRADERS, read_constants, read_object
 from settings import UserError, find_path
 from task import code_grading, grading, task_rewards
 from task.questions import GRADED
-from task.run_grader import COURSE_REWARDS
+from task.run_grader import course_rewards
 
+HUB = "commit "  # begins the identity of a model from the hub
 FREE_TO_CHANGE = {"RUN_DIR", "DRY_RUN", "PROFILE_DIR"}  # when a run is resumed
 
 
@@ -253,7 +255,7 @@ def identity(
     imports or reads; GRADERS is the course's own code that grades.
     """
     files = {name: getattr(c, name, "") for name in ("REWARD_FUNC", "METHOD", "ENVIRONMENT")}
-    if not set(COURSE_REWARDS).isdisjoint(names):
+    if not course_rewards(reward_func).keys().isdisjoint(names):
         files["reward_func.py"] = course
     code = {
         name: ast.dump(ast.parse(find_path(file).read_bytes()))
@@ -298,7 +300,9 @@ def change_message(
     names = [
         name
         for name in now
-        if len(kept.get(name, "")) == len(now[name]) and kept[name] != now[name]
+        if name in kept
+        and kept[name] != now[name]
+        and kept[name].startswith(HUB) == now[name].startswith(HUB)
     ]
     places = [
         "DATASET" if name == "TEST_DATASET" and not c.TEST_DATASET else name for name in names
@@ -312,16 +316,13 @@ def change_message(
 
 
 def model_digest(model: str) -> str:
-    """A hub model's commit; else the digest of a folder's weights and the files beside them.
-
-    Older runs' are of fewer files, and of another length, so `change_message` skips these.
-    """
+    """A hub model's commit; else the digest of a folder's weights and the files beside them."""
     folder, _ = llama.fetch_model(model)
     if not find_path(model).is_dir():
-        return folder.name
+        return HUB + folder.name
     files = [*llama.weight_files(folder), *llama.side_files(folder)]
-    digest = hashlib.blake2b(digest_size=60)
+    digest = hashlib.sha256()
     for path in files:
         with open(path, "rb") as file:
-            digest.update(path.name.encode() + hashlib.file_digest(file, "blake2b").digest())
+            digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+import reward_func
 import settings
 from constants import RunConstants
 from grpo_variants import own_functions
@@ -62,7 +63,7 @@ def small_samples(c: RunConstants) -> Samples:
     columns = "prompts", "question", "answer", "data_source", "extra_info", "source", "line"
     asked = {name: np.full((B, G), "7") for name in columns}
     names = settings.names_in(c.REWARDS) if c.REWARDS else ["episode_return"] * bool(c.ENVIRONMENT)
-    names = names or [*run_grader.COURSE_REWARDS, "compute_score"]
+    names = names or [*run_grader.course_rewards(reward_func), "compute_score"]
     parts = OrderedDict((name, rewards / len(names)) for name in names)
     return Samples(asked, answers, parts, rewards, mask=turn >= 0)
 

@@ -9,7 +9,7 @@ import io
 import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ class TrainingLog:
                 f"{self._path} has lost the rows of {lost:,} steps; the run goes on, "
                 "its curves lack them"
             )
-        self._write()
+        self._rewrite()
         (logs / "tensorboard").mkdir(exist_ok=True)
         # Not tensorboardX's SummaryWriter, whose thread dies silently when the disk is full. Here
         # the error reaches the training thread.
@@ -117,24 +117,38 @@ class TrainingLog:
             disable=devices.no_bar(),
         )
 
-    def _write(self) -> None:
-        """Rewrites the file: a later step, or more devices after a resume, can add columns."""
+    def _to_csv(self, rows: Iterable[Mapping[str, float]], header: bool = False) -> str:
+        """Rows as lines of the file."""
         text = io.StringIO()
-        writer = csv.DictWriter(
-            text, dict.fromkeys(itertools.chain(COLUMNS, *self.rows)), restval="nan"
-        )
-        writer.writeheader()
-        for row in self.rows:
-            writer.writerow(
-                row | {name: int(row[name]) for name in ("step", "answers") if name in row}
-            )
-        write_whole(self._path, text.getvalue())
+        writer = csv.DictWriter(text, self._columns, restval="nan")
+        if header:
+            writer.writeheader()
+        for row in rows:
+            whole = {name: int(row[name]) for name in ("step", "answers") if name in row}
+            writer.writerow(row | whole)
+        return text.getvalue()
+
+    def _rewrite(self) -> None:
+        """Writes the whole file, with a column for every metric of its rows."""
+        self._columns = list(dict.fromkeys(itertools.chain(COLUMNS, *self.rows)))
+        write_whole(self._path, self._to_csv(self.rows, header=True))
+
+    def _append(self, row: Mapping[str, float]) -> None:
+        """Adds a row at the end of the file. `read_log` skips half a line, which a kill can leave.
+
+        The first step, or more devices after a resume, add columns: then the file is rewritten.
+        """
+        if row.keys() <= set(self._columns):
+            with open(self._path, "a", encoding="utf-8", newline="") as file:
+                file.write(self._to_csv([row]))
+        else:
+            self._rewrite()
 
     def add(self, row: Mapping[str, float]) -> None:
         """Logs the metrics of a step; they're on the disk when this returns."""
         row = {name: float(value) for name, value in row.items()}
         self.rows.append(row)
-        self._write()
+        self._append(row)
         for name, value in row.items():
             if not math.isnan(value):  # not measured
                 scalar = summary.scalar(name, np.asarray(value))

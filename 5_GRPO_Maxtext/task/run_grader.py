@@ -33,12 +33,6 @@ POINTS_DIGIT = 0.5
 POINTS_HARD_FORMAT = 0.5
 POINTS_MARK = 0.125  # per tag that occurs exactly once
 
-COURSE_REWARDS = (
-    "match_format_exactly",
-    "match_format_approximately",
-    "check_answer",
-    "check_numbers",
-)
 # of a compute_score
 SCORE_ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 WANT_REASONING_TAGS = frozenset({"match_format_exactly", "match_format_approximately"})
@@ -185,21 +179,32 @@ class Grader:
         return votes
 
 
+def course_rewards(course: ModuleType) -> dict[str, Reward]:
+    """The functions that `course`, reward_func.py, defines, by name and in its order."""
+    return {
+        name: function
+        for name, function in vars(course).items()
+        if name[0] != "_"
+        and inspect.isfunction(function)
+        and function.__module__ == course.__name__  # not imported there
+    }
+
+
 def make_grader(
     rewards: str, reward_file: str, course: ModuleType, rows: Sequence[Mapping]
 ) -> Grader:
     """Finds the rewards of REWARDS and REWARD_FUNC, and checks that they can grade all questions of
     the run.
 
-    `course` is reward_func.py. If REWARDS is empty, its four grade GSM8K's columns, or
+    `course` is reward_func.py. If REWARDS is empty, its functions grade GSM8K's columns, or
     `compute_score` if there's a `reward_file` or the data names another task.
     """
     own = vars(load_file(find_path(reward_file).resolve())) if reward_file else {}
     own = {name: value for name, value in own.items() if name[0] != "_" and callable(value)}
-    known = {name: getattr(course, name) for name in COURSE_REWARDS} | THINK_REWARDS
+    known = course_rewards(course) | THINK_REWARDS
     known |= {"compute_score": task_rewards.compute_score, "episode_return": episode_return} | own
     by_task = reward_file or any(row["data_source"] != "gsm8k" for row in rows)
-    names = ["compute_score"] if by_task else list(COURSE_REWARDS)
+    names = ["compute_score"] if by_task else list(course_rewards(course))
     names = names_in(rewards) if rewards else names
     if missing := [name for name in names if name not in known]:
         place = f"REWARDS={rewards} REWARD_FUNC={reward_file}"
