@@ -192,7 +192,7 @@ def test_a_resumed_log_keeps_what_was_there_and_takes_new_columns(tmp_path):
 def test_a_row_is_appended_and_half_a_row_is_no_row(tmp_path):
     """A kill in the middle of a write leaves half a line; a resumed run writes it anew."""
     c, path = settings.read(demo.Constants, []), tmp_path / "train_log.csv"
-    shown = dict.fromkeys(("reward", "correct", "format_ok", "kl"), 0.5)
+    shown = dict.fromkeys(("reward", "correct", "format_ok", "kl", "answers"), 8.0)
     log = training.TrainingLog(tmp_path, c, 0)
     log.add({"step": 1} | shown)
     file, before = path.stat().st_ino, path.read_bytes()
