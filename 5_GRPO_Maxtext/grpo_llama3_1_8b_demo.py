@@ -2,8 +2,9 @@
 
 One script, two sizes. `MODEL` is any Llama or Qwen3 checkpoint in Hugging Face's layout. By default
 it's the tiny Llama in this folder (0.3 M parameters, laptop CPU), at full size
-`meta-llama/Llama-3.1-8B-Instruct` on a TPU VM. Both run the same code; a constant with two values
-takes the one that fits the model.
+`meta-llama/Llama-3.1-8B-Instruct` on a TPU VM. A constant with two values takes the one that fits
+the model. Both run this script, but on a CPU the model has other attention, rotary and dense
+modules (model/faster_on_cpu.py), which compute the same up to rounding, and faster.
 
 The objective (DeepSeekMath, arXiv 2402.03300, eq. 3), for G answers o_1..o_G to one question q; a
 step takes the mean over all answers to its BATCH_SIZE questions:
