@@ -58,10 +58,8 @@ class Constants:
     def __post_init__(self):
         way = 2 * (self.SIZE - 1)
         settings.check(self, "SIZE", self.SIZE <= 100, "from 2 to 100")
-        enough, text = (
-            way <= self.MAX_STEPS_PER_EPISODE,
-            f"{way} or more, the length of the shortest way",
-        )
+        enough = way <= self.MAX_STEPS_PER_EPISODE
+        text = f"{way} or more, the length of the shortest way"
         settings.check(self, "MAX_STEPS_PER_EPISODE", enough, text)
         below = f"at most EPSILON_START={self.EPSILON_START}"
         settings.check(self, "EPSILON_END", self.EPSILON_END <= self.EPSILON_START, below)

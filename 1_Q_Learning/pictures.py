@@ -18,10 +18,8 @@ FLOOR = 1e-14  # an error of exactly 0 has no place on a logarithmic axis: it is
 
 def policy_text(q_table: np.ndarray) -> str:
     """The greedy policy as lines of arrows, G at the goal, the last state."""
-    size, arrows = (
-        math.isqrt(len(q_table)),
-        [*(ARROWS[i] for i in q_table.argmax(axis=1)[:-1]), "G"],
-    )
+    size = math.isqrt(len(q_table))
+    arrows = [*(ARROWS[i] for i in q_table.argmax(axis=1)[:-1]), "G"]
     return "\n".join("  " + " ".join(arrows[row : row + size]) for row in range(0, size**2, size))
 
 

@@ -55,10 +55,8 @@ def lookup(table: np.ndarray, angle: np.ndarray, speed: np.ndarray) -> np.ndarra
 
 def costs_to_go(num_angles: int, num_speeds: int, num_torques: int) -> list[np.ndarray]:
     """The least cost of the last 0, 1, ... NUM_STEPS steps, each [angles, speeds]."""
-    angles, speeds = (
-        np.linspace(-np.pi, np.pi, num_angles),
-        np.linspace(-MAX_SPEED, MAX_SPEED, num_speeds),
-    )
+    angles = np.linspace(-np.pi, np.pi, num_angles)
+    speeds = np.linspace(-MAX_SPEED, MAX_SPEED, num_speeds)
     angle, speed = np.meshgrid(angles, speeds, indexing="ij")
     torques = np.linspace(-2, 2, num_torques)
     moves = [move(angle, speed, torque) for torque in torques]

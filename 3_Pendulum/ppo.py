@@ -243,23 +243,12 @@ def update(c: Constants, agent: Agent) -> tuple[Agent, dict[str, jax.Array]]:
     # 1. collect: play ROLLOUT_STEPS steps of NUM_ENVS environments with the policy as it is
     agent, rollout = collect(c, agent, collect_rng)
     # 2. judge: an advantage for each step, from the last one to the first
-    steps = rollout.transition  # each [N, T, ...]
-    advantage = gae(  # [N, T]
-        steps.reward,
-        rollout.value,
-        rollout.next_value,
-        steps.terminated,
-        steps.truncated,
-        c.GAMMA,
-        c.GAE_LAMBDA,
-    )
-    rows = Batch(steps.obs, steps.action, rollout.log_prob, advantage, advantage + rollout.value)
-    batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)  # [N, T, ...] -> [B, ...]
+    batch = judge(c, rollout)
     # 3. learn: NUM_EPOCHS passes over the rollout, in mini-batches, on the clipped objective
     agent, value_loss = learn(c, agent, batch, learn_rng)
     # 4. discard the rollout: the policy that sampled its actions has changed
 
-    ended = steps.terminated | steps.truncated  # [N, T]
+    ended = rollout.transition.terminated | rollout.transition.truncated  # [N, T]
     metrics = {  # (part, whole): `train_row` adds up both before it divides
         "episode_return": (jnp.where(ended, rollout.episode_return, 0.0).sum(), ended.sum()),
         "explained_variance": (batch.returns.var() - batch.advantage.var(), batch.returns.var()),
@@ -293,6 +282,22 @@ def collect(c: Constants, agent: Agent, rng: jax.Array) -> tuple[Agent, Rollout]
     )
     rollout = jax.tree.map(lambda x: x.swapaxes(0, 1), rollout)  # [T, N, ...] -> [N, T, ...]
     return agent._replace(env_state=env_state), rollout
+
+
+def judge(c: Constants, rollout: Rollout) -> Batch:
+    """How much better each step went than the critic expected, and the critic's targets."""
+    steps = rollout.transition  # each [N, T, ...]
+    advantage = gae(  # [N, T]
+        steps.reward,
+        rollout.value,
+        rollout.next_value,
+        steps.terminated,
+        steps.truncated,
+        c.GAMMA,
+        c.GAE_LAMBDA,
+    )
+    rows = Batch(steps.obs, steps.action, rollout.log_prob, advantage, advantage + rollout.value)
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)  # [N, T, ...] -> [B, ...]
 
 
 def learn(c: Constants, agent: Agent, batch: Batch, rng: jax.Array) -> tuple[Agent, jax.Array]:

@@ -29,18 +29,7 @@ def first_rollout(c: ppo.Constants) -> tuple[ppo.Agent, ppo.Batch, jax.Array]:
     agent = ppo.make_agent(c, c.SEED)
     _, collect_rng, learn_rng = jax.random.split(agent.rng, 3)  # as in `ppo.update`
     agent, rollout = jax.jit(functools.partial(ppo.collect, c))(agent, collect_rng)
-    t = rollout.transition
-    advantage = ppo.gae(
-        t.reward,
-        rollout.value,
-        rollout.next_value,
-        t.terminated,
-        t.truncated,
-        c.GAMMA,
-        c.GAE_LAMBDA,
-    )
-    rows = ppo.Batch(t.obs, t.action, rollout.log_prob, advantage, advantage + rollout.value)
-    return agent, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows), learn_rng
+    return agent, ppo.judge(c, rollout), learn_rng
 
 
 def ratios_after(

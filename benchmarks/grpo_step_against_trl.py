@@ -36,10 +36,8 @@ def ours(constants: dict[str, Any], warm_up: int) -> dict[str, Any]:
     made_from = f"commit {commit()}"
     quiet = {"NUM_TEST_QUESTIONS": 16, "EVAL_EVERY": 0, "SAVE_INTERVAL_STEPS": 1000}
     with tempfile.TemporaryDirectory() as folder:
-        log, given = (
-            Path(folder, "run", "train_log.csv"),
-            quiet | constants | {"RUN_DIR": f"{folder}/run"},
-        )
+        log = Path(folder, "run", "train_log.csv")
+        given = quiet | constants | {"RUN_DIR": f"{folder}/run"}
         found, _ = watched(
             [sys.executable, FOLDER / "grpo_llama3_1_8b_demo.py"], given, log, warm_up
         )

@@ -156,10 +156,8 @@ def collect(c: Constants, methods: Sequence[str]) -> tuple[pd.DataFrame, ...]:
         by_k.append(trained.assign(method=method))
         for seed, (_, right) in enumerate(trained.groupby("model", sort=False)):
             folder = run_of(c, method, seed).folder(STORE)
-            measured, after = (
-                read_json(folder / "measured.json"),
-                read_json(folder / "result.json")["after"],
-            )
+            measured = read_json(folder / "measured.json")
+            after = read_json(folder / "result.json")["after"]
             log = pd.read_csv(folder / "train_log.csv")
             graded = [0, *log.answers.cumsum()]
             of_k = {f"pass_at_{k}": right.pass_at_k[right.k == k].item() for k in PASS_AT}

@@ -45,10 +45,8 @@ def log_of(run: Path, seed: int | None = None) -> dict[str, np.ndarray]:
 def q_learning(runs: Sequence[Path], figures: Sequence[str]) -> Lines:
     """Some figures of each run; the goal's row of the table is left out."""
     for run in runs:
-        c, result = (
-            SimpleNamespace(**read_json(run / "constants.json")),
-            read_json(run / "result.json"),
-        )
+        c = SimpleNamespace(**read_json(run / "constants.json"))
+        result = read_json(run / "result.json")
         log = log_of(run)
         Q = np.array(
             [[float(q) for q in list(row.values())[1:]] for row in read_csv(run / "q_table.csv")]
@@ -276,10 +274,8 @@ def own_task(runs: Sequence[Path]) -> Lines:
 def mismatch(runs: Sequence[Path]) -> Lines:
     """Folder 5's mismatch.csv."""
     for run in runs:
-        result, command = (
-            read_json(run / "result.json"),
-            read_json(run / "measured.json")["command"],
-        )
+        result = read_json(run / "result.json")
+        command = read_json(run / "measured.json")["command"]
         line = {"seed": read_json(run / "constants.json")["SEED"], "command": command}
         line |= {f"{when}_{key}": result[when][key] for when in WHEN for key in KEYS}
         graded = sum(int(row["answers"]) for row in read_csv(run / "train_log.csv"))

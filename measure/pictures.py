@@ -20,14 +20,12 @@ from matplotlib.text import Text
 from matplotlib.ticker import NullLocator, PercentFormatter
 
 ROOT = Path(__file__).resolve().parent.parent
-BLUE, ORANGE, GREY, GREEN, RED, PURPLE = (
-    "#0969da",
-    "#c2570c",
-    "#6e7781",
-    "#1a7f37",
-    "#cf222e",
-    "#8250df",
-)
+BLUE = "#0969da"
+ORANGE = "#c2570c"
+GREY = "#6e7781"
+GREEN = "#1a7f37"
+RED = "#cf222e"
+PURPLE = "#8250df"
 INK, PAGE = "#1f2328", "#ffffff"
 DARK = {  # of GitHub's dark pages
     BLUE: "#58a6ff",
@@ -197,10 +195,8 @@ def q_table(table: Path) -> Figure:
 def step_sizes(curves: Path) -> Figure:
     """Above: largest error. Below: return. Lines: means of the seeds; bands: lowest to highest."""
     figure, both = panels(2, sharex=True)
-    groups, colors = (
-        pd.read_csv(curves).groupby("changed", sort=False),
-        (BLUE, ORANGE, GREY, GREEN, RED),
-    )
+    groups = pd.read_csv(curves).groupby("changed", sort=False)
+    colors = (BLUE, ORANGE, GREY, GREEN, RED)
     for (label, rows), color in zip(groups, colors, strict=True):
         rows = rows.iloc[np.unique(np.geomspace(1, len(rows), 150).astype(int)) - 1]
         # where a later one covers the first, both are seen

@@ -165,6 +165,24 @@ def test_vllm_gets_its_share_and_no_more():
             assert "is enough" in memory.verdict(c, v6e, 8, needs, 26, "compiled")
 
 
+def test_a_chip_without_room_to_hand_the_weights_to_vllm_is_refused():
+    """By hand, for Llama 3.2 1B, whose embeddings are tied and aren't taken apart: the update fits
+    one v5e chip beside vLLM.
+    """
+    parameters, embeddings = 1_235_814_400, 128_256 * 2048
+    lora = 32 * 16 * (2 * (2048 + 2048) + 2 * (2048 + 512) + 3 * (2048 + 8192))
+    # float32: merged ones, too, then all layers; bfloat16: old and new; A, B and two moments
+    taken = 4 * (3 * parameters - embeddings) + 2 * 2 * parameters + 3 * 4 * lora
+    asked = ["MODEL=meta-llama/Llama-3.2-1B-Instruct", "DATASET=tiny_gsm8k", "DRY_RUN=True"]
+    sizes = ["BATCH_SIZE=1", "TRAIN_MICRO_BATCH_SIZE=0", "HBM_UTILIZATION_VLLM=0.25"]
+    said = (
+        rf"^ROLLOUT_ENGINE=vllm: handing .* takes {taken / GIB:.1f} of 15\.75 GiB per chip; take a"
+    )
+    with pytest.raises(UserError, match=said):
+        demo.main([*asked, *sizes, "MACHINE=v5e-1"])
+    demo.main([*asked, *sizes, "MACHINE=v6e-1"])
+
+
 @pytest.mark.parametrize(("gib", "fits"), [(40, True), (24, False)])
 def test_the_gpus_of_this_machine_are_judged_by_what_they_have(monkeypatch, capsys, gib, fits):
     """The devices are made up: no GPU was at hand."""

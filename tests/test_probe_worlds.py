@@ -59,30 +59,25 @@ def probed():
             dict(reward=lambda s, a: best(s.obs[0], a)),
         ]
         resets, steps = zip(*(world(kinds, width, **known) for known in given))
-        rows = c.NUM_STEPS // c.EVAL_INTERVAL
+        starts = jnp.arange(0, c.NUM_STEPS, c.EVAL_INTERVAL)  # of the log's rows
 
-        def train_in(key, index):
-            """The script's own training, in the world of this number."""
+        def train_in(index):
+            """The script's own training, in the world of this number, which is its seed, too."""
             reset = lambda rng: jax.lax.switch(index, resets, rng)  # noqa: E731
             step = lambda *args: jax.lax.switch(index, steps, *args)  # noqa: E731
-            learn = lambda agent, row: script.learn_and_evaluate(c, key, agent, row)  # noqa: E731
             with pytest.MonkeyPatch.context() as patch:
                 if script is dqn:
                     patch.setattr(cart_pole, "reset", reset)
                     patch.setattr(cart_pole, "step", step)
                     patch.setattr(cart_pole, "MAX_EPISODE_STEPS", 1)  # of the quick evaluation
-                    agent = script.make_agent(c, index)  # the world's number is its seed
-                    starts = jnp.arange(0, c.NUM_STEPS, c.EVAL_INTERVAL)
-                    return jax.lax.scan(partial(script.train_row, c), agent, starts)[0]
+                    train_row = partial(script.train_row, c)
                 else:
                     scale = dict(max_episode_steps=1, observation_scale=(1.0,) * width)
                     patch.setattr(script, "ENV", SimpleNamespace(reset=reset, step=step, **scale))
-                    agent = script.make_agent(c, index)  # the world's number is its seed
-                    learn = lambda agent, _: script.train_row(c, agent)  # noqa: E731
-                return jax.lax.scan(learn, agent, jnp.arange(rows))[0]
+                    train_row = lambda agent, _: script.train_row(c, agent)  # noqa: E731
+                return jax.lax.scan(train_row, script.make_agent(c, index), starts)[0]
 
-        keys = jax.random.split(jax.random.key(0), len(given))
-        agents = jax.jit(jax.vmap(train_in))(keys, jnp.arange(len(given)))
+        agents = jax.jit(jax.vmap(train_in))(jnp.arange(len(given)))
         return {name: unstack(agents, i) for i, name in enumerate([*WORLDS, "actions"])}
 
     return {

@@ -131,16 +131,24 @@ def parameters_of(hf: transformers.PretrainedConfig) -> int:
     return sum(math.prod(shape) for shape in config_json.weight_shapes(hf).values())
 
 
+def snapshot(model: str, without: list[str], **how: bool) -> Any:
+    """What huggingface_hub's snapshot_download returns for MODEL, name@revision or a name, and all
+    its files but those of these patterns; `how` are its other arguments.
+    """
+    name, _, revision = model.partition("@")
+    return huggingface_hub.snapshot_download(
+        name, revision=revision or None, ignore_patterns=without, **how
+    )
+
+
 def bytes_to_download(model: str) -> int:
     """Size of a hub model's files that aren't here yet; 0 for a folder, or if the hub doesn't
     answer.
     """
     if not model or find_path(model).is_dir():
         return 0
-    name, _, revision = model.partition("@")
-    what = dict(revision=revision or None, ignore_patterns=list(OTHER_WEIGHTS))
     try:
-        files = huggingface_hub.snapshot_download(name, **what, dry_run=True)
+        files = snapshot(model, list(OTHER_WEIGHTS), dry_run=True)
     except Exception:  # many types; `fetch_model` says what's wrong
         return 0
     return sum(file.file_size or 0 for file in files if file.will_download)
@@ -150,14 +158,11 @@ def from_hub(model: str, without: list[str]) -> Path:
     """The folder in the hub's cache with the files of MODEL, but `without` those of these patterns;
     downloads missing ones.
     """
-    name, _, revision = model.partition("@")
-    what, faults = dict(revision=revision or None, ignore_patterns=without), []
+    faults = []
     # A commit is looked up on the hub even if a cache of older versions of huggingface_hub has it.
     for only_local in (False, True):
         try:
-            return Path(
-                huggingface_hub.snapshot_download(name, **what, local_files_only=only_local)
-            )
+            return Path(snapshot(model, without, local_files_only=only_local))
         except Exception as error:  # many types
             faults.append(first_line(error))
     fault = f"neither a folder nor to be had from the Hugging Face hub ({faults[0]})"
@@ -505,10 +510,8 @@ def named_weights(adapter) -> dict[str, np.ndarray]:
 
 def hf_shapes(hf: transformers.PretrainedConfig, config) -> dict[str, tuple[int, ...]]:
     """The shape of each weight by Hugging Face name, in the order of `hf_weights`."""
-    names, shapes = (
-        weight_mapping(hf, config, True)[0],
-        hf_shape.HF_SHAPE[config.model_name](hf.to_dict()),
-    )
+    names = weight_mapping(hf, config, True)[0]
+    shapes = hf_shape.HF_SHAPE[config.model_name](hf.to_dict())
     return {
         str(name): tuple(shapes[name]) for value in names.values() for name in np.atleast_1d(value)
     }

@@ -111,13 +111,11 @@ class Llm:
         mesh: jax.sharding.Mesh,
         axis_rules: Sequence,
     ):
-        self.c, self.actor, self.reference, self.rollout, self._how = (
-            c,
-            actor,
-            reference,
-            rollout,
-            how,
-        )
+        self.c = c
+        self.actor = actor
+        self.reference = reference
+        self.rollout = rollout
+        self._how = how
         self.mesh, self._axis_rules = mesh, tuple(map(tuple, axis_rules))
         self.tokenizer = rollout.tokenizer
         self.pad_id, self.eos_ids = rollout.pad_id(), rollout.tokenizer.eos_ids
@@ -374,10 +372,8 @@ def load_llm(c: RunConstants, folder: Path, hf, tokenizer) -> Llm:
         # On one device each prompt is computed once. With several, there may be fewer rows than
         # devices.
         prompt_config = llama.to_run_config(c, hf, rows=c.BATCH_SIZE) if mesh.size == 1 else None
-        engine, options = (
-            MaxTextRollout,
-            dict(prompt_config=prompt_config, hf=hf, logits_clip=c.LOGITS_CLIP),
-        )
+        engine = MaxTextRollout
+        options = dict(prompt_config=prompt_config, hf=hf, logits_clip=c.LOGITS_CLIP)
         how, rollout_mesh = sampling_config(c), mesh
     adapter = TokenizerAdapter(tokenizer)
     rollout = engine(

@@ -142,12 +142,10 @@ class MaxTextRollout(BaseRollout):
         logits_clip: float = 0.0,
         merge: Callable[[nnx.State], nnx.State] | None = None,
     ):
-        self._actor, self.tokenizer, self._mesh, self._config = (
-            rollout_actor,
-            tokenizer,
-            mesh,
-            maxtext_config,
-        )
+        self._actor = rollout_actor
+        self.tokenizer = tokenizer
+        self._mesh = mesh
+        self._config = maxtext_config
         self._temperature, self._logits_clip = rollout_config.temperature, logits_clip
         self._merge = jax.jit(merge) if merge else None
         self.rows = maxtext_config.global_batch_size_to_load

@@ -165,12 +165,10 @@ def engine_class() -> type[BaseRollout]:
         def __init__(
             self, rollout_actor, tokenizer, mesh, rollout_config, *, maxtext_config, merge=None
         ):
-            self._actor, self.tokenizer, self._merge, self.metrics = (
-                rollout_actor,
-                tokenizer,
-                merge,
-                {},
-            )
+            self._actor = rollout_actor
+            self.tokenizer = tokenizer
+            self._merge = merge
+            self.metrics = {}
             head_dim = get_padded_head_dim(maxtext_config.head_dim)
             self._mapping = engine_mapping(rollout_actor, maxtext_config.model_name, head_dim)
             sent = dataclasses.replace(

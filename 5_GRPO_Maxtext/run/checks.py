@@ -26,11 +26,9 @@ def refuse(c: RunConstants) -> None:
 def combinations(c: RunConstants) -> None:
     """Constants that contradict each other."""
     vllm, ahead, world = c.ROLLOUT_ENGINE == "vllm", c.ROLLOUTS == "one-step-ahead", c.ENVIRONMENT
-    micro, kept, alone = (
-        c.TRAIN_MICRO_BATCH_SIZE,
-        c.ZERO_VARIANCE_GROUPS == "keep",
-        c.ADVANTAGE == "none",
-    )
+    micro = c.TRAIN_MICRO_BATCH_SIZE
+    kept = c.ZERO_VARIANCE_GROUPS == "keep"
+    alone = c.ADVANTAGE == "none"
     listed = names_in(c.REWARDS)
     think, reasoning = (
         [name for name in sorted(form) if name in listed]

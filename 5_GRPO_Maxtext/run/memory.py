@@ -113,12 +113,15 @@ class Estimate(NamedTuple):
     taken: float = 0.0  # weights and reference, if vLLM shares their chips; 0 if it has its own
     weights: float = 0.0  # vLLM's
     cache: float = 0.0  # vLLM's keys and values of one step's answers at their full length
+    sync: float = 0.0  # the most while vLLM gets new weights, which it does without its cache
 
     def shares(self, limit: float, peak: float) -> tuple[float, float]:
         """The range of HBM_UTILIZATION_VLLM if a chip has `limit` GiB and training takes `peak` of
-        it.
+        it; empty, ending at 0, if the weights can't be handed over.
         """
         least = math.ceil(100 * (self.taken + self.weights + self.cache) / limit) / 100
+        if self.sync > limit:
+            return least, 0.0
         return least, math.floor(
             100 * (self.taken + limit - peak) / limit
         ) / 100 if self.taken else 1.0
@@ -141,7 +144,13 @@ def estimate(c: RunConstants, hf, parameters: int, trainer: list, rollout_mesh) 
     tokens /= rollout_mesh.shape["data"]
     cache = 2 * hf.num_hidden_layers * heads * hf.head_dim * itemsize * tokens / GIB
     beside = taken if rollout_mesh.devices.flat[0] in trainer else 0.0
-    return Estimate(taken + moments, beside, parameters * itemsize / tensor / GIB, cache)
+    weights = parameters * itemsize / tensor / GIB
+    # Tunix hands the weights over op by op: LoRA's merged copy, then all layers one by one, then
+    # vLLM's new weights while it still has the old ones. A test in test_vllm_path.py measures it.
+    ends = (1 if hf.tie_word_embeddings else 2) * hf.vocab_size * hf.hidden_size
+    copied = parameters - ends + (parameters if c.LORA_RANK else 0)
+    sync = taken + moments + copied * a_number / len(trainer) + (2 * weights if beside else 0.0)
+    return Estimate(taken + moments, beside, weights, cache, sync)
 
 
 # %% Compiled results ------------------------------------------------------------------------------
@@ -286,6 +295,11 @@ def verdict(
     fits = f"{trains} of {machine.chips} chips train, {source} {peak:.1f} of {limit}"
     if not needs.weights:
         return fits
+    if needs.sync > machine.gib:
+        raise UserError(
+            f"ROLLOUT_ENGINE=vllm: handing the new weights to vLLM takes {needs.sync:.1f} of "
+            f"{limit}; take a larger machine, or set ROLLOUT_ENGINE=maxtext"
+        )
     least, most = needs.shares(machine.gib, peak)
     if least > most:
         beside = f", training {peak:.1f} of the same" if needs.taken else ""

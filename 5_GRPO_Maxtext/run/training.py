@@ -266,10 +266,8 @@ class TrainingRun:
     def check_finite(self, step: int, metrics) -> None:
         """Raises UserError if too many updates in a row weren't finite; none was applied."""
         self._saveable = 0
-        c, figures = (
-            self.c,
-            {"loss": float(metrics["loss"]), "gradient norm": float(metrics["grad_norm"])},
-        )
+        c = self.c
+        figures = {"loss": float(metrics["loss"]), "gradient norm": float(metrics["grad_norm"])}
         # Both: if only the gradient isn't finite, every update would be skipped silently.
         bad = [
             f"{name} of step {step + 1} is {x}"

@@ -119,13 +119,11 @@ class Walker:
     def __init__(
         self, c, tokenizer, stop: str, around: tuple[str, str] | None, limit: int, question, rng
     ):
-        self.c, self.tokenizer, self.stop, self.around, self.limit = (
-            c,
-            tokenizer,
-            stop,
-            around,
-            limit,
-        )
+        self.c = c
+        self.tokenizer = tokenizer
+        self.stop = stop
+        self.around = around
+        self.limit = limit
         self.tokens, self.log_probs, self.turn, self.texts, self.rewards = [], [], [], [], []
         self.action, self.fed = [], deque()
         self.over = self.terminated = False

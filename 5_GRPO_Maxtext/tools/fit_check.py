@@ -13,6 +13,7 @@ counts, too.
     old         log-probs under the policy that answered; with NUM_ITERATIONS above 1
     sync        the new weights in vLLM's layout and dtype; a lower bound, because Tunix does it op
                 by op, which takes four times the float32 weights with LoRA, three times without
+                (`memory.estimate` counts these)
     vllm        a step of vLLM's engine, where it's installed; in its own share of the chip
 
 The compiler doesn't report speed, numerics, or the runtime's own memory. ALGORITHM=PPO adds the
@@ -148,10 +149,8 @@ def make_programs(
         optimizer, lambda moment, param: param, jax.eval_shape(optimizer.init, params), params
     )
     weights, everything = nnx.state(plain, nnx.Param), nnx.state(model, nnx.Param)
-    frozen, reference = (
-        weights if c.LORA_RANK else (),
-        weights if memory.weight_copies(c) > 1 else (),
-    )
+    frozen = weights if c.LORA_RANK else ()
+    reference = weights if memory.weight_copies(c) > 1 else ()
     rules = tuple(map(tuple, config.logical_axis_rules))
 
     def program(name, function, arguments, *beside, donated=(), out=None):
@@ -217,11 +216,9 @@ def make_programs(
         # its answers are divided among the chips
         return array(dtype, passes, N, width, axes=(None, "fsdp"))
 
-    prompts, tokens, mask = (
-        of_pass(jnp.int32, c.MAX_PROMPT_LENGTH),
-        of_pass(jnp.int32, T),
-        of_pass(bool, T),
-    )
+    prompts = of_pass(jnp.int32, c.MAX_PROMPT_LENGTH)
+    tokens = of_pass(jnp.int32, T)
+    mask = of_pass(bool, T)
     per_token, per_answer = of_pass(jnp.float32, T), of_pass(jnp.float32, 1)
     batch = demo.Batch(
         prompts,
@@ -386,11 +383,9 @@ def compile_program(jitted: Callable, arguments: tuple, limit: float, card: bool
         wanted = [float(gib) for gib in re.findall(r"([\d.]+)G", str(error).splitlines()[0])]
         return {"peak": max(wanted, default=math.nan)}, None
     used = compiled.memory_analysis()
-    given, temporaries, peak = (
-        used.argument_size_in_bytes,
-        used.temp_size_in_bytes,
-        used.peak_memory_in_bytes,
-    )
+    given = used.argument_size_in_bytes
+    temporaries = used.temp_size_in_bytes
+    peak = used.peak_memory_in_bytes
     if card:
         peak = given + temporaries + used.output_size_in_bytes - used.alias_size_in_bytes
     sizes = dict(arguments=given, temporaries=temporaries, peak=peak)

@@ -39,6 +39,7 @@ class Printed:
 
 
 env, [seed], steps, checkout = peer.options()
+version = f"CleanRL {peer.commit(checkout)}"
 torch.set_num_threads(1)
 arguments = [f"--seed={seed}", f"--env-id={env}"]
 if env == "CartPole-v1":
@@ -83,6 +84,4 @@ else:
         return np.clip(action.numpy(), -2, 2)
 
 
-peer.finish(
-    f"CleanRL {peer.commit(checkout)}", env_steps, measured, [peer.judge(env, greedy)], [rows]
-)
+peer.finish(version, env_steps, measured, [peer.judge(env, greedy)], [rows])

@@ -55,6 +55,7 @@ def config_of(source: str) -> dict[str, Any]:
 
 
 env, seeds, steps, checkout = peer.options()
+version = f"purejaxrl {peer.commit(checkout)}"
 sys.path.insert(0, str(checkout / "purejaxrl"))
 name = "dqn" if env == "CartPole-v1" else "ppo_continuous_action"
 script = importlib.import_module(name)
@@ -104,6 +105,4 @@ else:
 
 eval_return = peer.judge_each(env, greedy, policies, len(seeds))
 curves = [peer.evenly(measured, compile_seconds, env_steps, *log) for log in logs]
-peer.finish(
-    f"purejaxrl {peer.commit(checkout)}", env_steps, measured, eval_return, curves, compile_seconds
-)
+peer.finish(version, env_steps, measured, eval_return, curves, compile_seconds)

@@ -60,10 +60,8 @@ class Environment:
         """
         world, start = read(question)
         moves, heard = text.split("\n")[::2], text.split("\n")[1::2]
-        values, places = (
-            q_star(world, 0.99),
-            [start, *(read(observation)[1] for observation in heard)],
-        )
+        values = q_star(world, 0.99)
+        places = [start, *(read(observation)[1] for observation in heard)]
         if len(moves) > len(heard):  # there's no observation after the last move
             places.append(moved(world, places[-1], MOVES.get(moves[-1], (0, 0))))
         cells = []
