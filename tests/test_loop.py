@@ -8,6 +8,7 @@ cluster. What needs a language model takes the tiny Llama.
 import functools
 import gc
 import json
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -246,6 +247,23 @@ def test_a_step_that_cannot_be_trained_costs_none_of_those_before(constants, odd
     assert saved_steps(tmp_path) == kept
     if kept:
         assert len(read_log(tmp_path / "train_log.csv")) == 4
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_ctrl_c_in_any_step_ends_the_run_with_a_checkpoint_of_it(step, tmp_path):
+    """Also in the last, where the test questions would come next."""
+    c = constants_of(*TWO, "NUM_BATCHES=3", "SAVE_INTERVAL_STEPS=3")
+    answers = [random_answers(seed, 4) for seed in range(1, 4)]
+    answers[step - 1][0] = 2
+
+    def stopping(ids):
+        if ids == [2] * 3:
+            signal.raise_signal(signal.SIGINT)
+        return points(ids)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(c, answers, stopping, tmp_path)
+    assert saved_steps(tmp_path) == [step]
 
 
 def test_the_guard_counts_updates_in_a_row():

@@ -173,6 +173,17 @@ def test_think_rewards(gold, completion, expected):
     ] == expected
 
 
+def test_what_correctness_reward_pays_counts_as_right():
+    """Texts, too: the log and the evaluation agree with the reward."""
+    texts = ["<answer> Paris</answer>", "<answer>Rome</answer>", "Paris", "<answer>$4</answer>"]
+    columns = {"answer": ["Paris", "Paris", "Paris", "4"], "data_source": ["gsm8k"] * 4}
+    grader = grader_of("correctness_reward")
+    paid = grader.functions[0](prompts=["?"] * 4, completions=texts, **columns)
+    right = grader.score(completions=texts, extra_info=[""] * 4, **columns)
+    assert paid == [2, 0, 0, 2] and right.tolist() == [1, 0, 0, 1]
+    assert grader.right_lenient(completions=texts, extra_info=[""] * 4, **columns)[0]
+
+
 COLUMNS = {
     "prompts": ["?", "?"],
     "completions": ["<answer>2</answer>", "<answer>3</answer>"],

@@ -130,6 +130,11 @@ def checked_grader(c: RunConstants, hf, tokenizer, course, data) -> run_grader.G
     everything = [row for rows, _ in data.values() for row in rows]
     rewards = c.REWARDS or "episode_return" * bool(c.ENVIRONMENT)
     grader = run_grader.make_grader(rewards, c.REWARD_FUNC, course, everything)
+    if c.OVERLONG_BUFFER and "overlong" in grader.names:
+        raise UserError(
+            f"REWARDS={c.REWARDS}: OVERLONG_BUFFER={c.OVERLONG_BUFFER} adds a reward with the name "
+            "overlong; rename yours"
+        )
     llama.check_length(c, hf)
     if hf.vocab_size < c.TOP_K:
         fault = f"MODEL={c.MODEL} has {hf.vocab_size:,} tokens; use fewer, or -1 (off)"

@@ -255,13 +255,18 @@ class TrainingRun:
         process.check_profile_dir(self.c.PROFILE_DIR)
         self._held_out(self.first_step)
         for step in range(self.first_step, self.c.NUM_BATCHES):
-            if not devices.all_agree(not self._stop.is_set()):
-                self.save(step)
-                raise KeyboardInterrupt
+            self._stop_if_asked(step)
             self._started, self._saveable = time.perf_counter(), step
             profiled = step - self.first_step + 1 == process.PROFILED_STEP
             with process.profiler(self.c.PROFILE_DIR if profiled else ""):
                 yield step
+        self._stop_if_asked(self.c.NUM_BATCHES)  # else the test questions come next
+
+    def _stop_if_asked(self, done: int) -> None:
+        """Saves a checkpoint of `done` steps and raises KeyboardInterrupt, on any host's Ctrl-C."""
+        if not devices.all_agree(not self._stop.is_set()):
+            self.save(done)
+            raise KeyboardInterrupt
 
     def check_finite(self, step: int, metrics) -> None:
         """Raises UserError if too many updates in a row weren't finite; none was applied."""

@@ -47,21 +47,20 @@ SLOW = (
 )
 
 
+def is_right(completion: str, gold: str) -> bool:
+    """Whether the answer tags hold exactly the gold number; or the gold text, if it's no number."""
+    if parse_number(gold) is None:
+        return (extract_answer(completion) or "").strip() == gold.strip()
+    return grade(completion, gold)
+
+
 # %% The four rewards for <think> answers ----------------------------------------------------------
 # Arguments, return value and errors as in reward_func.py.
 
 
 def correctness_reward(prompts, completions, answer, **kwargs) -> list[float]:
     """POINTS_CORRECT for the right number, or the right text if the ground truth isn't a number."""
-
-    def right(completion: str, gold: str) -> bool:
-        same_text = (
-            parse_number(gold) is None
-            and (extract_answer(completion) or "").strip() == gold.strip()
-        )
-        return same_text or grade(completion, gold)
-
-    return [POINTS_CORRECT * right(*pair) for pair in zip(completions, answer, strict=True)]
+    return [POINTS_CORRECT * is_right(*pair) for pair in zip(completions, answer, strict=True)]
 
 
 def digit_reward(prompts, completions, **kwargs) -> list[float]:
@@ -125,7 +124,7 @@ class Grader:
         """One score per completion, float [N]; 1 or more counts as right.
 
         `episodes` are those of ENVIRONMENT. Uses `compute_score` if it's one of the rewards; else 1
-        for exactly the right number in the answer tags, and 0 for anything else.
+        for what `is_right`, and 0 for anything else.
         """
         if self.by_world:
             return np.array([float(episode.right) for episode in episodes])
@@ -133,7 +132,7 @@ class Grader:
             function = self.functions[self.names.index("compute_score")]
             given = {"answer": answer, "data_source": data_source, "extra_info": extra_info}
             return np.array(function(prompts=None, completions=completions, **given))
-        return np.array([float(grade(*pair)) for pair in zip(completions, answer, strict=True)])
+        return np.array([float(is_right(*pair)) for pair in zip(completions, answer, strict=True)])
 
     def right_lenient(
         self, completions, answer, data_source, extra_info, episodes=None, **columns
