@@ -19,8 +19,9 @@ import jax
 import transformers
 
 import settings
+from constants import RunConstants
+from machines import TPU, Machine, compiled, parse_machine
 from model import devices, lora
-from run.machine import TPU, Machine, compiled, parse_machine
 from settings import HERE, UserError
 
 GIB = 2**30
@@ -45,17 +46,19 @@ def published_config(model: str = LLAMA_3_1_8B):
 
 
 # %% Disk ------------------------------------------------------------------------------------------
-def trained_parameters(c, hf, parameters: int) -> int:
+def trained_parameters(c: RunConstants, hf, parameters: int) -> int:
     """Number of trained parameters: LoRA's A and B, or all."""
     return lora.count_parameters(hf, c.LORA_RANK, c.LORA_TARGETS) if c.LORA_RANK else parameters
 
 
-def checkpoint_bytes(c, trained: int) -> int:
+def checkpoint_bytes(c: RunConstants, trained: int) -> int:
     """Size of one checkpoint: the trained parameters and two Adam moments of each."""
     return 3 * trained * BYTES[c.WEIGHT_DTYPE]
 
 
-def check_disk(c, trained: int, checkpoints: str, kept: int = 0, download: int = 0) -> None:
+def check_disk(
+    c: RunConstants, trained: int, checkpoints: str, kept: int = 0, download: int = 0
+) -> None:
     """Raises UserError if there's no room for what a run will still write.
 
     That's `download` bytes from the hub, and the checkpoints in the folder `checkpoints`, of which
@@ -92,7 +95,7 @@ def existing(path: Path) -> Path:
 
 
 # %% Estimates without compiling -------------------------------------------------------------------
-def weight_copies(c) -> int:
+def weight_copies(c: RunConstants) -> int:
     """Copies of the model in the trainer's memory: 2 if the reference has its own weights on the
     chips.
     """
@@ -124,7 +127,7 @@ class Estimate(NamedTuple):
         ) / 100 if self.taken else 1.0
 
 
-def estimate(c, hf, parameters: int, trainer: list, rollout_mesh) -> Estimate:
+def estimate(c: RunConstants, hf, parameters: int, trainer: list, rollout_mesh) -> Estimate:
     """A run's memory per chip; `trainer` and `rollout_mesh` come from `devices.plan_devices`."""
     a_number = BYTES[c.WEIGHT_DTYPE] / GIB
     taken = weight_copies(c) * parameters * a_number / len(trainer)  # before the optimizer exists
@@ -167,7 +170,7 @@ MODEL_SIZES = (
 )
 
 
-def kind_and_batch(c) -> tuple[tuple, tuple]:
+def kind_and_batch(c: RunConstants) -> tuple[tuple, tuple]:
     """What two runs must have in common to be compared, and the sizes that memory grows with."""
     kind = (
         c.BETA > 0,
@@ -196,7 +199,7 @@ def kind_and_batch(c) -> tuple[tuple, tuple]:
     )
 
 
-def committed_peaks(c, hf, name: str) -> tuple[float, float]:
+def committed_peaks(c: RunConstants, hf, name: str) -> tuple[float, float]:
     """Lower and upper bound of the GiB per chip of a run's largest program on a machine, by the
     compiler.
 
@@ -221,7 +224,7 @@ def committed_peaks(c, hf, name: str) -> tuple[float, float]:
 
 
 # %% Will it fit -----------------------------------------------------------------------------------
-def plan_memory(c, hf, parameters: int) -> str:
+def plan_memory(c: RunConstants, hf, parameters: int) -> str:
     """Prints which devices train and generate, and whether it fits; returns where, in a sentence.
 
     Plans for MACHINE, or this machine's TPU or GPUs, or else all SLICES. Raises UserError with the
@@ -248,7 +251,7 @@ def plan_memory(c, hf, parameters: int) -> str:
     return "; ".join(f"{words}: {', '.join(names)}" for words, names in machines.items() if names)
 
 
-def planned(c, hf, parameters: int, machine: Machine) -> tuple[str, str]:
+def planned(c: RunConstants, hf, parameters: int, machine: Machine) -> tuple[str, str]:
     """Returns "fits" or "unknown", and a sentence; raises UserError if the run can't fit the
     machine.
     """
@@ -268,7 +271,9 @@ def planned(c, hf, parameters: int, machine: Machine) -> tuple[str, str]:
     )
 
 
-def verdict(c, machine: Machine, trains: int, needs: Estimate, peak: float, source: str) -> str:
+def verdict(
+    c: RunConstants, machine: Machine, trains: int, needs: Estimate, peak: float, source: str
+) -> str:
     """Says how well a run fits if `trains` of the chips train; raises UserError if it doesn't.
 
     Training takes `peak` GiB of each; `source` is where that comes from, such as "compiled
