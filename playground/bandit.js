@@ -175,7 +175,7 @@ export function banditRoom(place, alone = false) {
         picture,
         formula(
           text("bandit_variance", { variance: number(varianceOf(now[kind]), 3), exact: number(exact[kind].variance, 3) }),
-          text("bandit_center", { share: percent(length / size), outside, count: BATCHES })),
+          text("bandit_center", { share: percent(length / size), outside })),
         alone ? "" : runsPicture(kind, runs[kind]));
     }));
     const ratio = (seen) => number(varianceOf(seen.none) / varianceOf(seen.running), 1);

@@ -351,8 +351,8 @@ const TEXTS = {
   bandit_running_rule: ["r − b, b = {b}", "r − b，b = {b}"],
   bandit_variance: ["variance {variance} (closed form: {exact})", "變異數 {variance}（公式：{exact}）"],
   bandit_center: [
-    "on average {share} % of the gradient; {outside} of {count} outside",
-    "平均是梯度的 {share} %；{count} 個中有 {outside} 個在圖外",
+    "on average {share} % of the gradient; {outside} outside",
+    "平均是梯度的 {share} %；{outside} 個點在圖外",
   ],
   bandit_told: [
     "The exact gradient has length {size}. Without a baseline, the {count} estimates have {times} times the variance that they have with the running mean.",

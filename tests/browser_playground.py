@@ -366,7 +366,7 @@ def test_the_optimum_and_the_right_moves_equal_chapter_1s(show):
     driver = show("grid")
     for gamma, slip, walls in ((0.99, 0.0, []), (1.0, 0.0, []), (0.9, 0.4, [5, 10])):
         more = f"gamma={gamma}&slip={slip}&walls={'_'.join(map(str, walls))}"
-        visit(driver, f"room=1&epsilon=0.8&{more}")
+        visit(driver, f"room=grid&epsilon=0.8&{more}")
         best = value_iteration(gamma, slip, walls)
         cells = [cell for cell in range(15) if cell not in walls]
         found = np.array(run(driver, "module('grid').optimum(given[0], given[1])", gamma, slip))
@@ -382,7 +382,7 @@ def test_the_optimum_and_the_right_moves_equal_chapter_1s(show):
             assert len(find(driver, "#board .arrow")) == greedy[greedy.sum(1) < 4].sum()
             one(driver, "#grid_hundred").click()
         assert seen[-1] > seen[0]
-    visit(driver, "room=1&walls=11_14&gamma=1&slip=0.3")  # no way to the goal, and no discount
+    visit(driver, "room=grid&walls=11_14&gamma=1&slip=0.3")  # no way to the goal, and no discount
     assert (
         "−∞" in one(driver, ".optimum").text
         and "no move is right" in one(driver, "#grid_right").text
@@ -396,7 +396,7 @@ def test_a_move_on_the_grid_is_q_learnings_update(show):
     WebDriverWait(driver, 20).until(lambda d: int(one(d, "#grid_told").text.split()[0]) > 3)
     still = [{"name": "prefers-reduced-motion", "value": "reduce"}]
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": still})
-    visit(driver, "room=1&lang=en")
+    visit(driver, "room=grid&lang=en")
     assert one(driver, "#cell_3").accessible_name.startswith("cell 3, best value 0")
     for _ in range(30):
         one(driver, "#grid_step").click()
@@ -485,7 +485,7 @@ def test_updates_on_one_batch_equal_jaxs(show):
         policies, advantage = updates_on_one_batch(clip, beta, lucky)
         ratio = policies[-1] / OLD
         promised = (ratio[ACTION] * advantage).mean()
-        visit(driver, f"room=2&lang=en&clip={clip}&beta={beta}&lucky={lucky}")
+        visit(driver, f"room=clip&lang=en&clip={clip}&beta={beta}&lucky={lucky}")
         shown = numbers_in(one(driver, "#passes_told").text)
         assert shown[:2] == pytest.approx([promised, (policies[-1] - OLD) @ WORTH], abs=0.0051)
         held = (advantage > 0) & (ratio[ACTION] > 1.2) | (advantage < 0) & (ratio[ACTION] < 0.8)
@@ -763,7 +763,7 @@ def test_a_training_stops_goes_on_and_is_reset(show):
         and one(driver, "#model_own").is_enabled()
     )
     # as a reload does: the training is kept, and goes on as if nothing had been
-    visit(driver, "room=4")
+    visit(driver, "room=train")
     WebDriverWait(driver, 60).until(
         lambda d: progress(d) == stopped and not one(d, "#answers").is_enabled()
     )
@@ -776,7 +776,7 @@ def test_a_training_stops_goes_on_and_is_reset(show):
         alert.dismiss()
         assert progress(driver) == stopped and "mission" not in address_of(driver)
         assert run(driver, "module('train').settings.answers") == 2
-    visit(driver, "room=4&lang=en&updates=3")
+    visit(driver, "room=train&lang=en&updates=3")
     WebDriverWait(driver, 20).until(lambda d: f"{stopped} steps" in one(d, "#train_told").text)
     one(driver, "#train_go").click()
     driver.switch_to.alert.dismiss()
@@ -808,7 +808,7 @@ def test_settings_change_on_the_way_and_weights_are_kept_often(show):
     assert len(find(driver, ".curves svg")) * 2 == len(find(driver, ".curves .mark"))
     one(driver, "#train_go").click()
     WebDriverWait(driver, 120).until(lambda d: progress(d) >= stopped + 6)
-    visit(driver, "room=4&lang=en")  # without a stop
+    visit(driver, "room=train&lang=en")  # without a stop
     WebDriverWait(driver, 60).until(lambda d: progress(d) > stopped)
     assert run(driver, "module('train').training.run.beta") == 0.3
     rows, shown = run(driver, "[module('train').training.log, module('train').training.shown]")
@@ -829,7 +829,7 @@ def test_the_note_on_silent_groups_says_what_was_measured(show):
     log = [dict(silent=0.1, moved=0.1)] * 10 + [dict(silent=0.95, moved=0.14)] * 10
     told = "module('train').silentTold({log: given[0], run: {beta: given[1]}})"
     for lang in ("en", "zh"):
-        visit(driver, f"room=2&lang={lang}")
+        visit(driver, f"room=clip&lang={lang}")
         said = run(driver, told, log, 0)
         assert numbers_in(said)[:4] == [10, 95, 0.14, 10]
         assert "0.10" in said and run(driver, told, log, 0.1) == ""
@@ -895,11 +895,11 @@ def test_each_room_on_a_phone_and_on_a_desk(show, room):
             assert driver.execute_script(reached), width
         if room == "clip":
             look_like(driver, 390, 844, phone=True)
-            visit(driver, f"room=2&lang={lang}")  # three parts are folded
+            visit(driver, f"room=clip&lang={lang}")  # three parts are folded
             height = driver.execute_script("return document.documentElement.scrollHeight")
             assert height < 3 * 844 and len(find(driver, ".part[open]")) == 1
             look_like(driver, 1280, 844, phone=False)
-            visit(driver, f"room=2&lang={lang}")
+            visit(driver, f"room=clip&lang={lang}")
             assert len(find(driver, ".part[open]")) == 4
     one(driver, f"#tab_{room}").send_keys(Keys.ARROW_RIGHT)
     after = ROOMS[(ROOMS.index(room) + 1) % 4]
@@ -929,11 +929,11 @@ def test_the_address_holds_what_is_set(show):
     assert (
         run(driver, world)["walls"] == [14] and run(driver, "module('grid').state.episodes") >= 100
     )
-    visit(driver, "room=1&walls=11_11_5.5&speed=2.5")
+    visit(driver, "room=grid&walls=11_11_5.5&speed=2.5")
     assert run(driver, world)["walls"] == [] and run(driver, world)["speed"] == 6
-    visit(driver, "room=1&walls=11_5_11")
+    visit(driver, "room=grid&walls=11_5_11")
     assert run(driver, world)["walls"] == [5, 11]
-    visit(driver, "room=2&step=3.7&passes=2.5&v2=&rewards=1_2_3")
+    visit(driver, "room=clip&step=3.7&passes=2.5&v2=&rewards=1_2_3")
     clip = run(driver, "module('clip').settings")
     assert clip["step"] == 1 and clip["passes"] == 20 and len(clip["rewards"]) == 8
     assert one(driver, "#gae_formula").text.startswith("A(t)")
