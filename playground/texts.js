@@ -114,7 +114,7 @@ const TEXTS = {
   mission_samples_set: ["8 samples|64 samples", "8 個樣本|64 個樣本"],
   mission_samples_why: [
     "The variance falls as 1/N. With 64 samples it's still {many} without a baseline; it takes {needed} to get to {held}. For a language model each sample is a whole answer, so samples are what you pay for. A baseline costs one subtraction.",
-    "變異數和樣本數成反比。不用基線，64 個樣本還有 {many}；要 {needed} 個才會降到 {held}。在語言模型裡，一個樣本就是一整個回答，時間都花在這裡。基線只要減一次。",
+    "變異數和 N 成反比（1/N）。不用基線，64 個樣本還有 {many}；要 {needed} 個才會降到 {held}。在語言模型裡，一個樣本就是一整個回答，時間都花在這裡。基線只要減一次。",
   ],
   mission_small: ["Smaller steps", "步伐小一點"],
   mission_small_ask: [
