@@ -201,6 +201,7 @@ export function banditRoom(place, alone = false) {
       slider("start", text("bandit_start"), { min: 0.05, max: 0.9, step: 0.05, value: settings.start, show: (x) => number(x), change: turned("start") }),
       alone ? "" : slider("rate", text("rate"), { min: 0.05, max: 1, step: 0.05, value: settings.rate, show: (x) => number(x), change: turned("rate") }),
       h("div", {}, again)),
-    cards, h("div", { class: "two" }, told, alone ? "" : learned), quiet("bandit_legend", { count: BATCHES, runs: RUNS }));
+    cards, h("div", { class: "two" }, told, alone ? "" : learned),
+    h("details", {}, h("summary", {}, text("bandit_read")), quiet("bandit_legend", { count: BATCHES, runs: RUNS })));
   show();
 }

@@ -102,8 +102,8 @@ const TEXTS = {
   ],
   mission_plus_ten_set: ["as it is|add 10", "原來的獎勵|加 10"],
   mission_plus_ten_why: [
-    "Without a baseline the variance goes from {before} to {after}: every action that's sampled gets pushed up, by about its whole reward. The pushes cancel on average, but not in one batch. So in {lost} of {runs} runs, π(A) is below 10 % after {steps} steps: the policy got sure of B or C, which were sampled more often. With a baseline the 10 drops out of r − b, so dots and curves stay exactly where they were.",
-    "不用基線，變異數從 {before} 變成 {after}：抽到哪個動作，就把哪個動作往上推，力道差不多是整個獎勵。這些推力平均起來會抵消，可是在一批樣本裡不會。所以 {runs} 次訓練裡有 {lost} 次，{steps} 步之後 π(A) 不到 10 %：策略認定了比較常抽到的 B 或 C。用了基線，r − b 就把 10 減掉了，點和曲線都留在原來的地方。",
+    "Without a baseline the variance goes from {before} to {after}: every action that's sampled gets pushed up, by about its whole reward. On average the extra 10 cancels out, but not in one batch. So in {lost} of {runs} runs, π(A) is below 10 % after {steps} steps: the policy got sure of B or C, which were sampled more often. With a baseline the 10 drops out of r − b, so dots and curves stay exactly where they were.",
+    "不用基線，變異數從 {before} 變成 {after}：抽到哪個動作，就把哪個動作往上推，力道差不多是整個獎勵。多出來的 10 平均起來會抵消，可是在一批樣本裡不會。所以 {runs} 次訓練裡有 {lost} 次，{steps} 步之後 π(A) 不到 10 %：策略認定了比較常抽到的 B 或 C。用了基線，r − b 就把 10 減掉了，點和曲線都留在原來的地方。",
   ],
   mission_samples: ["Buy it with samples", "用樣本數來換"],
   mission_samples_ask: [
@@ -367,9 +367,10 @@ const TEXTS = {
     "{steps} 步之後，π(A) 超過 90 % 的：不用基線，{runs} 次訓練中有 {none} 次；用群組平均有 {group} 次；用移動平均有 {running} 次。不用基線時，有 {lost} 次不到 10 %。",
   ],
   bandit_curve: ["π(A), mean of the runs", "π(A)，各次訓練的平均"],
+  bandit_read: ["How to read the pictures", "怎麼看這些圖"],
   bandit_legend: [
-    "Three probabilities sum to 1, so what the actions gain and lose sums to 0, and a plane shows every estimate in full; no logit is left out. Cross: the exact gradient. Ring: the mean of the {count} dots. Triangles: dots outside the picture, in their direction; its scale doesn't depend on what you add. Variance: the mean squared distance of a dot from the ring. The running mean b is that of a batch sampled before; in training, it keeps 90 % of itself at each step. Below: {runs} runs each, as thin lines.",
-    "三個機率加起來是 1，所以各個動作增減的量加起來是 0，每個估計都能完整畫在平面上，沒有漏掉哪個 logit。十字：正確的梯度。圓圈：{count} 個點的平均。三角形：落在圖外的點，畫在它的方向上；圖的刻度和加多少無關。變異數：點到圓圈距離平方的平均。移動平均 b 是先抽的一批的平均；訓練時每一步保留 90 %。下方的細線：各 {runs} 次訓練。",
+    "Three probabilities sum to 1, so what the actions gain and lose sums to 0, and a plane shows every estimate in full; no logit is left out. Cross: the exact gradient. Ring: the mean of the {count} dots. Triangles: dots outside the picture, in their direction; its scale doesn't depend on what you add. Variance: the mean squared distance of a dot from the ring. The running mean b is that of a batch sampled before; in training, it keeps 90 % of itself at each step. Curves: {runs} runs each, as thin lines, and their mean.",
+    "三個機率加起來是 1，所以各個動作增減的量加起來是 0，每個估計都能完整畫在平面上，沒有漏掉哪個 logit。十字：正確的梯度。圓圈：{count} 個點的平均。三角形：落在圖外的點，畫在它的方向上；圖的刻度和加多少無關。變異數：點到圓圈距離平方的平均。移動平均 b 是先抽的一批的平均；訓練時每一步保留 90 %。曲線：細線是各 {runs} 次訓練，粗線是平均。",
   ],
   dots_picture: ["{count} estimates of one gradient, {outside} of them outside", "同一個梯度的 {count} 個估計，{outside} 個在圖外"],
 
