@@ -46,8 +46,8 @@ const baselineOf = (kind, batch, running) => ({ none: 0, group: meanReward(batch
  * What `estimate` is on average, and its variance: E|ĝ − E ĝ|², the trace of the covariance.
  *
  * With a fixed b, the N samples are independent: (E[(r − b)²|s|²] − |g|²) / N, with s = ∇ log π. The group's
- * mean depends on all N. There ĝ is (N − 1) / N times the sample covariance of r and s, whose variance is known
- * (Kendall & Stuart, The Advanced Theory of Statistics 1, section 13).
+ * mean depends on all N. There ĝ is (N − 1) / N times the sample covariance of r and s, whose variance is
+ * (E[(r − μ)²|s|²] − |g|² (N − 2) / (N − 1) + Var r · E|s|² / (N − 1)) / N.
  */
 export function closedForm(policy, { samples: N, shift }, kind, running) {
   const worth = WORTH.map((x) => x + shift), average = total(policy.map((p, a) => p * worth[a]));
@@ -134,7 +134,8 @@ function dots(kind, estimates, exact, radius) {
     svg("circle", { cx: at(u), cy: at(v), r: 2.5, class: "dot" })),
   outside.map((point) => {
     const [u, v] = point.map((value) => value / beyond(point)), turn = (Math.atan2(v, u) * 180) / Math.PI;
-    return svg("polygon", { points: "4,0 -4,-4 -4,4", transform: `translate(${at(u)} ${at(v)}) rotate(${turn.toFixed(0)})`, class: "above" });
+    const transform = `translate(${at(u)} ${at(v)}) rotate(${turn.toFixed(0)})`;
+    return svg("polygon", { points: "4,0 -4,-4 -4,4", transform, class: "above" });
   }),
   svg("path", { d: `M${at(gx - 7)},${at(gy)}h14M${at(gx)},${at(gy - 7)}v14`, class: "exact" }),
   beyond([mx, my]) <= 1 ? svg("circle", { cx: at(mx), cy: at(my), r: 6, class: "middle" }) : null,
@@ -169,37 +170,44 @@ export function banditRoom(place, alone = false) {
     const radius = Math.max(1.3 * size, 3 * Math.sqrt(closedForm(policy, plain, "none").variance / 2));
     const runs = alone ? null : Object.fromEntries(BASELINES.map((kind) => [kind, trainAll(kind, settings)]));
     cards.replaceChildren(...BASELINES.map((kind) => {
-      const { picture, outside } = dots(kind, now[kind], exact[kind], radius), length = Math.sqrt(squared(exact[kind].average));
+      const { picture, outside } = dots(kind, now[kind], exact[kind], radius);
+      const rule = text(`bandit_${kind}_rule`, { b: number(now.b) });
+      const variances = { variance: number(varianceOf(now[kind]), 3), exact: number(exact[kind].variance, 3) };
+      const share = percent(Math.sqrt(squared(exact[kind].average)) / size);
       return h("section", { class: "card", "data-baseline": kind },
-        h("h3", {}, text(`bandit_${kind}`), h("span", { class: "quiet" }, text(`bandit_${kind}_rule`, { b: number(now.b) }))),
+        h("h3", {}, text(`bandit_${kind}`), h("span", { class: "quiet" }, rule)),
         picture,
-        formula(
-          text("bandit_variance", { variance: number(varianceOf(now[kind]), 3), exact: number(exact[kind].variance, 3) }),
-          text("bandit_center", { share: percent(length / size), outside })),
+        formula(text("bandit_variance", variances), text("bandit_center", { share, outside })),
         alone ? "" : runsPicture(kind, runs[kind]));
     }));
     const ratio = (seen) => number(varianceOf(seen.none) / varianceOf(seen.running), 1);
     const distance = (kind) => now[kind].map((x, i) => Math.sqrt(squared(x.map((v, k) => v - before[kind][i][k]))));
     const moved = Math.max(...distance("group"), ...distance("running"));
+    const most = Math.max(...distance("none"));
+    const shifted = text("bandit_shifted", {
+      shift: settings.shift, before: ratio(before), moved: number(moved, 3), most: number(most, 3),
+    });
     told.textContent = text("bandit_told", { size: number(size), times: ratio(now), count: BATCHES })
-      + (settings.shift ? text("between") + text("bandit_shifted", {
-        shift: settings.shift, before: ratio(before), moved: number(moved, 3), most: number(Math.max(...distance("none")), 3),
-      }) : "");
+      + (settings.shift ? text("between") + shifted : "");
     if (!alone) {
       const [none, group, running] = BASELINES.map((kind) => countOf(runs[kind], found));
-      learned.textContent = text("bandit_learned", { steps: STEPS, runs: RUNS, none, group, running, lost: countOf(runs.none, lost) });
+      learned.textContent = text("bandit_learned", {
+        steps: STEPS, runs: RUNS, none, group, running, lost: countOf(runs.none, lost),
+      });
     }
   }
 
   const turned = (name) => (x) => { settings[name] = x; show(); };
-  const again = button(text("bandit_again"), () => { turned("seed")((settings.seed + 1) % 1000); }, { id: "bandit_again" });
+  const turnable = (name, label, min, max, step, show = String) =>
+    slider(name, text(label), { min, max, step, value: settings[name], show, change: turned(name) });
+  const again = button(text("bandit_again"), () => turned("seed")((settings.seed + 1) % 1000), { id: "bandit_again" });
   place.append(
     ...(alone ? [] : [h("h2", {}, text("bandit_title")), h("p", { class: "wide" }, text("bandit_about"))]),
     h("div", { class: "sliders" },
-      slider("shift", text("bandit_shift"), { min: 0, max: 20, step: 1, value: settings.shift, show: (x) => `+${x}`, change: turned("shift") }),
-      slider("samples", text("bandit_samples"), { min: 1, max: 64, step: 1, value: settings.samples, change: turned("samples") }),
-      slider("start", text("bandit_start"), { min: 0.05, max: 0.9, step: 0.05, value: settings.start, show: (x) => number(x), change: turned("start") }),
-      alone ? "" : slider("rate", text("rate"), { min: 0.05, max: 1, step: 0.05, value: settings.rate, show: (x) => number(x), change: turned("rate") }),
+      turnable("shift", "bandit_shift", 0, 20, 1, (x) => `+${x}`),
+      turnable("samples", "bandit_samples", 1, 64, 1),
+      turnable("start", "bandit_start", 0.05, 0.9, 0.05, (x) => number(x)),
+      alone ? "" : turnable("rate", "rate", 0.05, 1, 0.05, (x) => number(x)),
       h("div", {}, again)),
     cards, h("div", { class: "two" }, told, alone ? "" : learned),
     h("details", {}, h("summary", {}, text("bandit_read")), quiet("bandit_legend", { count: BATCHES, runs: RUNS })));
