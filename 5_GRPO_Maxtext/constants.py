@@ -6,7 +6,17 @@ They work like those on its page: the same names, `NAME=value`, `--help`.
 from dataclasses import dataclass
 from typing import Literal
 
-from settings import Count, CountOrOff, NonNegative, Share, pair
+from settings import (
+    BelowOne,
+    Count,
+    CountOrOff,
+    NonNegative,
+    Positive,
+    Seed,
+    Share,
+    TwoOrMore,
+    pair,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +102,7 @@ class Arrays:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine(Arrays):
-    """Devices, sharding, memory. The tpu column is for a TPU with vLLM; run/machine.py adapts it to
+    """Devices, sharding, memory. The tpu column is for a TPU with vLLM; machines.py adapts it to
     a GPU.
     """
 
@@ -124,3 +134,41 @@ class Machine(Arrays):
     # folder or gs://bucket/folder (needs gcsfs) for checkpoints (empty = RUN_DIR)
     CHECKPOINT_DIR: str = ""
     PROFILE_DIR: str = ""  # folder for a profiler trace of one step, for TensorBoard (empty = off)
+
+
+class RunConstants(Variants, Extras, Machine):
+    """The type of `c` in model/, task/ and run/, which don't import the main script.
+
+    The blocks above, and the names of the script's own block, whose values and comments are there.
+    """
+
+    MODEL: str
+    DATASET: str
+    REWARDS: str
+    REWARD_FUNC: str
+    RUN_DIR: str
+    SEED: Seed
+    SYSTEM_PROMPT: str
+    TEMPLATE: str
+    MAX_PROMPT_LENGTH: Count
+    TOTAL_GENERATION_STEPS: TwoOrMore
+    TEMPERATURE: Positive
+    BATCH_SIZE: Count
+    NUM_GENERATIONS: TwoOrMore
+    NUM_BATCHES: Count
+    NUM_ITERATIONS: Count
+    EPSILON: NonNegative
+    BETA: NonNegative
+    LEARNING_RATE: NonNegative
+    WARMUP_FRACTION: BelowOne
+    MAX_GRAD_NORM: NonNegative
+    B1: BelowOne
+    B2: BelowOne
+    WEIGHT_DECAY: NonNegative
+    LORA_RANK: CountOrOff
+    LORA_ALPHA: Positive
+    TRAIN_MICRO_BATCH_SIZE: CountOrOff
+    NUM_TEST_QUESTIONS: Count
+    EVAL_CONFIG: Literal["greedy", "standard", "liberal"]
+    EVAL_EVERY: CountOrOff
+    EVAL_QUESTIONS: Count

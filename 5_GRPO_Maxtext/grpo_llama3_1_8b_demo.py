@@ -2,8 +2,9 @@
 
 One script, two sizes. `MODEL` is any Llama or Qwen3 checkpoint in Hugging Face's layout. By default
 it's the tiny Llama in this folder (0.3 M parameters, laptop CPU), at full size
-`meta-llama/Llama-3.1-8B-Instruct` on a TPU VM. Both run the same code; a constant with two values
-takes the one that fits the model.
+`meta-llama/Llama-3.1-8B-Instruct` on a TPU VM. A constant with two values takes the one that fits
+the model. Both run this script, but on a CPU the model has other attention, rotary and dense
+modules (model/faster_on_cpu.py), which compute the same up to rounding, and faster.
 
 The objective (DeepSeekMath, arXiv 2402.03300, eq. 3), for G answers o_1..o_G to one question q; a
 step takes the mean over all answers to its BATCH_SIZE questions:
@@ -35,19 +36,19 @@ place of one on this page. The packages model/, task/ and run/ serve the run.
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import settings
-from constants import Extras, Machine, Variants
+from constants import RunConstants
 from run import checks
 from settings import BelowOne, Count, CountOrOff, NonNegative, Positive, Seed, TwoOrMore, pair
 
 
 # %% Constants -------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
-class Constants(Variants, Extras, Machine):
+class Constants(RunConstants):
     """Edit a value here, or change it for one run with NAME=value. constants.py has the other
     blocks.
 
@@ -136,16 +137,15 @@ MAX_LOG_RATIO = 20.0  # ratios stay below exp(20) = 5e8; beyond it they have no 
 
 
 # %% Samples ---------------------------------------------------------------------------------------
-def rollouts(c: Constants, llm: Llm, task: Task, run: TrainingRun) -> Iterator[tuple[int, Samples]]:
+def rollouts(c: Constants, llm: Llm, task: Task, run: TrainingRun, step: int) -> Samples:
     """Samples G answers to each of a step's B questions with the newest weights, and grades them.
 
-    Yields:
-        The step, counted from 0, and its samples: arrays [B, G, ...].
+    Returns:
+        Arrays [B, G, ...]; steps are counted from 0.
     """
-    for step in range(run.first_step, c.NUM_BATCHES):
-        questions = task.repeat(task.batches[step])  # columns by name, str [B * G]
-        answers = llm.generate(questions, step)  # the random key follows from SEED and the step
-        yield step, task.grade(questions, answers)
+    questions = task.repeat(task.batches[step])  # columns by name, str [B * G]
+    answers = llm.generate(questions, step)  # the random key follows from SEED and the step
+    return task.grade(questions, answers)
 
 
 def group_advantage(samples: Samples) -> np.ndarray:
@@ -223,7 +223,7 @@ def k3(log_ref_ratio: jax.Array) -> jax.Array:
 
 
 def loss(
-    params, model: Model, batch: Batch, use: variants.Method
+    params, model: Model, batch: Batch, method: variants.Method
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """One gradient pass's share of -J, the objective at the top of this file.
 
@@ -231,7 +231,7 @@ def loss(
         params: the trained weights; with LoRA, A and B.
         model: the rest of the policy.
         batch: the answers of the pass.
-        use: the functions above, or the variants that replace them.
+        method: the functions above, or the variants that replace them.
 
     Returns:
         The loss [], float32, and metrics for the log.
@@ -239,11 +239,11 @@ def loss(
     pi = model(params, batch)  # log_prob and entropy, [N, T] each
     if batch.old_log_prob is None:  # each answer is used once, so pi_old is pi
         batch = batch._replace(old_log_prob=jax.lax.stop_gradient(pi.log_prob))
-    objective, clipped = use.objective(pi, batch, use.c)  # [N, T] each
+    objective, clipped = method.objective(pi, batch, method.c)  # [N, T] each
     kl = jnp.zeros_like(objective)
     if batch.ref_log_prob is not None:
         # [N, T]; exp could overflow on padding
-        kl = use.kl((batch.ref_log_prob - pi.log_prob) * batch.mask)
+        kl = method.kl((batch.ref_log_prob - pi.log_prob) * batch.mask)
     J = (batch.weight * (objective - batch.beta * kl)).sum()  # []
     return -J, token_metrics(batch, kl=kl, clip_fraction=clipped, entropy=pi.entropy)
 
@@ -251,16 +251,16 @@ def loss(
 # Donated: it overwrites params and opt_state in place, so llm.params can't be used before
 # `llm.load`.
 @functools.partial(
-    jax.jit, static_argnames=("use", "optimizer"), donate_argnames=("params", "opt_state")
+    jax.jit, static_argnames=("method", "optimizer"), donate_argnames=("params", "opt_state")
 )
-def update(params, opt_state, model: Model, batch: Batch, use: variants.Method, optimizer):
+def update(params, opt_state, model: Model, batch: Batch, method: variants.Method, optimizer):
     """One optimizer update with the gradient summed over a step's passes.
 
     Returns:
         The new params and opt_state; the metrics: loss, grad_norm, and those of the passes.
     """
     grad_fn = jax.value_and_grad(loss, has_aux=True)
-    (value, metrics), grads = accumulate_gradients(grad_fn, params, model, batch, use)
+    (value, metrics), grads = accumulate_gradients(grad_fn, params, model, batch, method)
     updates, opt_state = optimizer.update(grads, opt_state, params)
     metrics |= {"loss": value, "grad_norm": optax.tree.norm(grads)}
     return optax.apply_updates(params, updates), opt_state, metrics
@@ -284,14 +284,14 @@ def make_optimizer(c: Constants) -> optax.GradientTransformation:
 
 
 # %% Training --------------------------------------------------------------------------------------
-def to_batch(llm: Llm, samples: Samples, beta: float, use: variants.Method) -> Batch:
+def to_batch(llm: Llm, samples: Samples, beta: float, method: variants.Method) -> Batch:
     """Moves the samples to the trainer's devices, each token with its advantage and weight in J."""
     batch = Batch(
         prompt_ids=samples.answers.prompt_ids,  # [B, G, P]
         completion_ids=samples.answers.completion_ids,  # [B, G, T]
         mask=samples.mask,  # [B, G, T]
-        weight=use.weights(samples.mask),  # [B, G, T]
-        advantage=use.advantage(samples),  # [B, G]
+        weight=method.weights(samples.mask),  # [B, G, T]
+        advantage=method.advantage(samples),  # [B, G]
         beta=np.full(samples.rewards.shape, beta),  # [B, G]
         sampler_log_prob=samples.answers.sampler_log_prob,  # [B, G, T]
     )
@@ -319,17 +319,19 @@ def train(c: Constants, llm: Llm, task: Task, run: TrainingRun) -> list[dict[str
         KeyboardInterrupt: stopped by the user; a checkpoint is saved.
         UserError: a faulty reward function, a loss that isn't finite, a full disk.
     """
-    use, optimizer = variants.choose(c, TABLES), make_optimizer(c)
+    method, optimizer = variants.choose(c, TABLES), make_optimizer(c)
     params, opt_state = run.restore(optimizer)
-    # times them, and handles Ctrl-C
-    for step, samples in run.steps(use.rollouts(c, llm, task, run)):
-        batch = to_batch(llm, samples, run.beta, use)
+    for step in run.steps():  # from the newest checkpoint's; Ctrl-C ends them, with a checkpoint
+        samples = method.rollouts(c, llm, task, run, step)
+        batch = to_batch(llm, samples, run.beta, method)
         if c.BETA:  # else there's no reference model
             batch = batch._replace(ref_log_prob=llm.reference_log_probs(batch))
         if c.NUM_ITERATIONS > 1:
             batch = batch._replace(old_log_prob=llm.log_probs(batch))
         for _ in range(c.NUM_ITERATIONS):
-            params, opt_state, metrics = update(params, opt_state, llm.model, batch, use, optimizer)
+            params, opt_state, metrics = update(
+                params, opt_state, llm.model, batch, method, optimizer
+            )
             run.check_finite(step, metrics)
         llm.load(params)  # the next answers come from the new weights
         # log, evaluation, checkpoint

@@ -16,9 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from constants import RunConstants
+from model.llm import Llm, Pi
 from settings import UserError, find_path
 from task.questions import mixed_batches, question_key
-from task.run_grader import load_file, on_copies
+from task.run_grader import call_user_code, load_file, on_copies
+from task.task import Samples, Task, differ
 
 MAX_LOG_RATIO = 20.0  # per token, as on the page: ratios stay below exp(20) = 5e8
 MAX_LOG_SEQUENCE_RATIO = 10.0  # per answer: GSPO's mean over the tokens, or their sum
@@ -27,51 +30,46 @@ MAX_REFILLS = 4  # batches of replacement questions per step; each costs a step'
 REFILL_SEED = 1_000_003  # added to SEED, so replacement questions come in a different order
 
 
-# %% ROLLOUTS: generators of (step, Samples) -------------------------------------------------------
-def sample(llm, task, questions, step):
+# %% ROLLOUTS: the Samples [B, G, ...] of a step; `run` is a TrainingRun of run/training.py --------
+def sample(llm: Llm, task: Task, questions: dict[str, np.ndarray], step: int) -> Samples:
     """G answers to each of these questions (columns [B]), graded: `Samples` [B, G, ...]."""
     repeated = task.repeat(questions)
     return task.grade(repeated, llm.generate(repeated, step))
 
 
-def one_step_ahead(c, llm, task, run):
+def one_step_ahead(c: RunConstants, llm: Llm, task: Task, run, step: int) -> Samples:
     """Samples the next step's answers while a step trains, with the weights from before the update.
 
     (Noukhovitch et al., arXiv 2410.18252.) A checkpoint keeps the answers sampled ahead, because a
     resumed run no longer has the weights they came from.
     """
-    ahead = llm.ahead(run.carried.get("ahead"))
-    run.carried["ahead"] = ahead.to_json  # called when a checkpoint is saved
-    for step in range(run.first_step, c.NUM_BATCHES):
-        questions = task.repeat(task.batches[step])
-        answers = ahead.take(questions, step)
-        # `step` sets the temperature that the update below trains with, too
-        if step + 1 < c.NUM_BATCHES:
-            ahead.begin(task.repeat(task.batches[step + 1]), step)
-        yield step, task.grade(questions, answers)
+    ahead = llm.sampled_ahead(run.carried)
+    questions = task.repeat(task.batches[step])
+    answers = ahead.take(questions, step)
+    # `step` sets the temperature that the update below trains with, too
+    if step + 1 < c.NUM_BATCHES:
+        ahead.begin(task.repeat(task.batches[step + 1]), step)
+    return task.grade(questions, answers)
 
 
-def curriculum(c, llm, task, run):
+def curriculum(c: RunConstants, llm: Llm, task: Task, run, step: int) -> Samples:
     """Asks the B out of CANDIDATES * B questions whose last pass rate is closest to 1/2.
 
     They teach the most: p (1 - p), the variance of a 0/1 reward, peaks there and is 0 when all
     answers agree. New questions count as 1/2 and keep their order.
     """
     rates = run.carried.setdefault("pass_rates", {})  # by question
-    candidates = mixed_batches(task.train, c.SEED, c.BATCH_SIZE * CANDIDATES)
-    for step in range(run.first_step, c.NUM_BATCHES):
-        questions = candidates[step]  # columns, str [CANDIDATES * B]
-        distance = [
-            abs(rates.get(question_key(question), 0.5) - 0.5)
-            for question in questions["question"].tolist()
-        ]
-        closest = np.sort(np.argsort(distance, kind="stable")[: c.BATCH_SIZE])
-        samples = sample(
-            llm, task, {name: column[closest] for name, column in questions.items()}, step
-        )
-        asked = map(question_key, samples.questions["question"][:, 0].tolist())  # [B]
-        rates.update(zip(asked, task.right(samples).mean(axis=1).tolist(), strict=True))
-        yield step, samples
+    candidates = mixed_batches(task.train, c.SEED, c.BATCH_SIZE * CANDIDATES)[step]  # columns, str
+    distance = [
+        abs(rates.get(question_key(question), 0.5) - 0.5)
+        for question in candidates["question"].tolist()
+    ]
+    closest = np.sort(np.argsort(distance, kind="stable")[: c.BATCH_SIZE])
+    questions = {name: column[closest] for name, column in candidates.items()}
+    samples = sample(llm, task, questions, step)
+    asked = map(question_key, questions["question"].tolist())  # [B]
+    rates.update(zip(asked, task.right(samples).mean(axis=1).tolist(), strict=True))
+    return samples
 
 
 ROLLOUTS = {"one-step-ahead": one_step_ahead, "curriculum": curriculum}
@@ -148,7 +146,7 @@ def centered_turn_advantage(samples):
 
 def centered_turns(samples):
     """R_ik - mean_i R_ik, and whether answer i reached turn k: [B, G, K] each, K the most turns."""
-    episodes = samples.answers.texts  # [B, G]
+    episodes = samples.answers.episodes  # [B, G]
     to_go = np.full((*episodes.shape, samples.answers.turn.max() + 1), np.nan)  # [B, G, K]
     for place, episode in np.ndenumerate(episodes):
         to_go[place][: len(episode.to_go)] = episode.to_go
@@ -204,7 +202,7 @@ WEIGHTS = {
 
 
 # %% LOSS_ALGO: of pi, batch and constants; the objective [N, T], and the tokens the clip changes -
-def clip_higher_objective(pi, batch, c):
+def clip_higher_objective(pi: Pi, batch, c: RunConstants) -> tuple[jax.Array, jax.Array]:
     """DAPO's clip-higher (arXiv 2503.14476, eq. 10): the clip has a separate upper bound.
 
     min(ratio * A, clip(ratio, 1 - eps, 1 + eps_high) * A)
@@ -215,7 +213,7 @@ def clip_higher_objective(pi, batch, c):
     return objective, clipped * batch.advantage < ratio * batch.advantage
 
 
-def gspo_objective(pi, batch, c):
+def gspo_objective(pi: Pi, batch, c: RunConstants) -> tuple[jax.Array, jax.Array]:
     """GSPO-token (arXiv 2507.18071, eq. 14): the answer's mean ratio with per-token gradients.
 
     s_it = sg(s_i) * pi_it / sg(pi_it)        s_i = exp(mean_t log ratio_it)
@@ -233,7 +231,7 @@ def gspo_objective(pi, batch, c):
     return objective, clipped * batch.advantage < ratio * batch.advantage
 
 
-def cispo_objective(pi, batch, c):
+def cispo_objective(pi: Pi, batch, c: RunConstants) -> tuple[jax.Array, jax.Array]:
     """CISPO (MiniMax-M1, arXiv 2506.13585, eq. 4): sg(min(ratio, 1 + eps_high)) * A * log pi.
 
     The ratio is a weight without a gradient. PPO's clip drops a token from the gradient; here a
@@ -305,47 +303,42 @@ SAMPLER_WEIGHTS = {
 
 
 # %% Options that combine with every method --------------------------------------------------------
-def differ(values):
-    """Whether a group's values, [B, G] or [B, G, T], differ by more than rounding: bool [B]."""
-    spread = np.ptp(values, axis=1).reshape(len(values), -1).max(axis=1)
-    return spread > 1e-6 * np.abs(values).reshape(len(values), -1).max(axis=1).clip(1)
-
-
 def has_signal(advantage, samples):
     """Whether a group's advantages differ by more than rounding: bool [B]."""
     return differ(advantage(samples))
 
 
-def selected(use, c, llm, task, run):
-    """The samples of `use.rollouts`, without what isn't to be trained on.
+def selected(method: "Method", c: RunConstants, llm: Llm, task: Task, run, step: int) -> Samples:
+    """The samples of `method.rollouts`, without what isn't to be trained on.
 
     ZERO_VARIANCE_GROUPS=refill replaces groups without a signal; it and skip mask those that
     remain, also for the KL. MASK_OVERLONG masks cut-off answers (DAPO's overlong filter, arXiv
     2503.14476, section 3.4).
     """
-    others = mixed_batches(task.train, c.SEED + REFILL_SEED, c.BATCH_SIZE)
-    signal = functools.partial(has_signal, use.advantage)
-    for step, samples in use.rollouts(c, llm, task, run):
-        if c.ZERO_VARIANCE_GROUPS == "refill":
-            samples = refilled(samples, signal, others, c, llm, task, step)
-        mask = samples.mask  # [B, G, T]
-        if c.ZERO_VARIANCE_GROUPS != "keep":
-            mask = mask & signal(samples)[:, None, None]
-        if c.MASK_OVERLONG:
-            mask = mask & samples.answers.ended[..., None]
-        yield step, samples._replace(mask=mask)
+    samples = method.rollouts(c, llm, task, run, step)
+    if c.ZERO_VARIANCE_GROUPS == "refill":
+        samples = refilled(samples, method.advantage, c, llm, task, step)
+    mask = samples.mask  # [B, G, T]
+    if c.ZERO_VARIANCE_GROUPS != "keep":
+        mask = mask & has_signal(method.advantage, samples)[:, None, None]
+    if c.MASK_OVERLONG:
+        mask = mask & samples.answers.ended[..., None]
+    return samples._replace(mask=mask)
 
 
-def refilled(samples, signal, others, c, llm, task, step):
-    """DAPO's dynamic sampling (arXiv 2503.14476, section 3.2): asks `others`, at most MAX_REFILLS
-    batches, until B groups have a signal. No question is asked twice in a step.
+def refilled(
+    samples: Samples, advantage: Callable, c: RunConstants, llm: Llm, task: Task, step: int
+) -> Samples:
+    """DAPO's dynamic sampling (arXiv 2503.14476, section 3.2): asks other questions, at most
+    MAX_REFILLS batches, until B groups have a signal. No question is asked twice in a step.
 
     Returns:
         The groups with a signal first, in order; its `sampled` are all sampled groups, for the log.
     """
+    others = mixed_batches(task.train, c.SEED + REFILL_SEED, c.BATCH_SIZE)  # by number: columns [B]
     asked = set(map(question_key, samples.questions["question"][:, 0].tolist()))
     for i in range(step * MAX_REFILLS, (step + 1) * MAX_REFILLS):
-        if signal(samples).sum() >= c.BATCH_SIZE:
+        if has_signal(advantage, samples).sum() >= c.BATCH_SIZE:
             break
         keys = list(map(question_key, others[i]["question"].tolist()))  # [B]
         new = [j for j, key in enumerate(keys) if key not in asked and key not in keys[:j]]
@@ -354,11 +347,11 @@ def refilled(samples, signal, others, c, llm, task, step):
         asked.update(keys)
         questions = {name: column[new] for name, column in others[i].items()}
         samples = samples.joined(sample(llm, task, questions, step))
-    first = np.argsort(~signal(samples), kind="stable")[: c.BATCH_SIZE]
+    first = np.argsort(~has_signal(advantage, samples), kind="stable")[: c.BATCH_SIZE]
     return samples.groups(first)._replace(sampled=samples)
 
 
-def extended_objective(objective, pi, batch, c):
+def extended_objective(objective, pi: Pi, batch, c: RunConstants) -> tuple[jax.Array, jax.Array]:
     """Weights an objective by pi_old / pi_sampler (SAMPLER_CORRECTION), and adds ENTROPY_COEF *
     entropy (Mnih et al., arXiv 1602.01783, section 4).
     """
@@ -370,75 +363,38 @@ def extended_objective(objective, pi, batch, c):
     return value, clipped
 
 
-# %% Rewards and schedules -------------------------------------------------------------------------
-def overlong_penalty(limit: int, buffer: int, penalty: float) -> Callable[..., list[float]]:
-    """OVERLONG_BUFFER, DAPO's soft length penalty (arXiv 2503.14476, eq. 13), as a reward function.
-
-    0 up to `limit - buffer` tokens, then linear down to `-penalty` at the limit.
-    """
-
-    def overlong(prompts, completions, completion_ids, **columns) -> list[float]:
-        over = np.array([len(ids) for ids in completion_ids]) - (limit - buffer)  # [B * G], tokens
-        return (-penalty * np.maximum(over / buffer, 0)).tolist()
-
-    return overlong
-
-
-KL_GAIN, KL_ERROR_LIMIT = 0.1, 0.2  # arXiv 1909.08593: beta moves by at most 2 % per step
-
-
-def adaptive_beta(beta: float, target_kl: float, kl: float) -> float:
-    """TARGET_KL: beta after a step whose KL was `kl` (Ziegler et al. 2019, arXiv 1909.08593,
-    section 2.2).
-
-        e = clip(KL / target - 1, -0.2, 0.2)        beta <- beta * (1 + 0.1 e)
-
-    A KL that isn't finite (a skipped update) and a target of 0 (off) change nothing.
-    """
-    if not target_kl or not math.isfinite(kl):
-        return beta
-    return beta * (1 + KL_GAIN * min(max(kl / target_kl - 1, -KL_ERROR_LIMIT), KL_ERROR_LIMIT))
-
-
-def temperature_at(c, step: int) -> float:
-    """Linear from TEMPERATURE at step 0 to TEMPERATURE_END at the last step (0 = constant)."""
-    if not c.TEMPERATURE_END:
-        return c.TEMPERATURE
-    return c.TEMPERATURE + (c.TEMPERATURE_END - c.TEMPERATURE) * step / max(1, c.NUM_BATCHES - 1)
-
-
 # %% Choosing a run's functions --------------------------------------------------------------------
 class Method(NamedTuple):
     """One function per table, with the options around it, and the constants."""
 
-    rollouts: Callable[..., Any]  # (c, llm, task, run): yields (step, Samples)
+    rollouts: Callable[..., Samples]  # (c, llm, task, run, step): Samples [B, G, ...]
     advantage: Callable[..., Any]  # (samples): [B, G] or [B, G, T]
     weights: Callable[..., Any]  # (mask [B, G, T]): [B, G, T]
     objective: Callable[..., Any]  # (pi, batch, c): [N, T], bool [N, T]
     kl: Callable[..., Any]  # (log_ref_ratio [N, T]): [N, T]
-    c: Any = None
+    c: RunConstants | None = None
 
 
-def choose(c, tables: dict[str, tuple[str, dict[str, Callable]]]) -> Method:
+def choose(c: RunConstants, tables: dict[str, tuple[str, dict[str, Callable]]]) -> Method:
     """The functions the constants select; METHOD's file overrides the tables."""
     picked = {field: table[getattr(c, constant)] for field, (constant, table) in tables.items()}
-    use = Method(**(picked | own_functions(c.METHOD)), c=c)
+    method = Method(**(picked | own_functions(c.METHOD)), c=c)
     wrapped = {}
     if c.ZERO_VARIANCE_GROUPS != "keep" or c.MASK_OVERLONG:
-        wrapped["rollouts"] = functools.partial(selected, use)
+        wrapped["rollouts"] = functools.partial(selected, method)
     if limit := c.ADVANTAGE_CLIP:
-        wrapped["advantage"] = lambda samples: np.clip(use.advantage(samples), -limit, limit)
+        wrapped["advantage"] = lambda samples: np.clip(method.advantage(samples), -limit, limit)
     if c.SAMPLER_CORRECTION or c.ENTROPY_COEF:
-        wrapped["objective"] = functools.partial(extended_objective, use.objective)
-    return use._replace(**wrapped)
+        wrapped["objective"] = functools.partial(extended_objective, method.objective)
+    return method._replace(**wrapped)
 
 
 @functools.cache
-def own_functions(method: str) -> dict[str, Callable[..., Any]]:
+def own_functions(file: str) -> dict[str, Callable[..., Any]]:
     """The functions of METHOD's file named after a field of `Method`; UserError without any."""
-    if not method:
+    if not file:
         return {}
-    module = load_file(find_path(method).resolve(), "METHOD")
+    module = load_file(find_path(file).resolve(), "METHOD")
     names = [name for name in Method._fields if name != "c"]
     functions = {
         name: getattr(module, name) for name in names if callable(getattr(module, name, None))
@@ -446,8 +402,24 @@ def own_functions(method: str) -> dict[str, Callable[..., Any]]:
     # of these, the arguments can be written to; jax's arrays can't
     for name in functions.keys() & {"advantage", "weights"}:
         functions[name] = on_copies(functions[name])
-    if own := functions.get("rollouts"):
-        functions["rollouts"] = lambda c, llm, task, run: own(c, llm, task.with_copies(), run)
+    if "rollouts" in functions:
+        functions["rollouts"] = checked_rollouts(functions["rollouts"], file)
     if not functions:
-        raise UserError(f"METHOD={method}: defines none of {', '.join(names)}; name a function so")
+        raise UserError(f"METHOD={file}: defines none of {', '.join(names)}; name a function so")
     return functions
+
+
+def checked_rollouts(own: Callable[..., Samples], file: str) -> Callable[..., Samples]:
+    """METHOD's `rollouts`; it gets one copy of the task for the whole run, so the evaluations don't
+    see what it writes there. UserError if it raises, or returns something other than Samples.
+    """
+    copy_of = functools.cache(Task.with_copies)
+
+    def rollouts(c: RunConstants, llm: Llm, task: Task, run, step: int) -> Samples:
+        what = f"METHOD={file}: rollouts"
+        samples = call_user_code(f"{what} raised", own, c, llm, copy_of(task), run, step)
+        if not isinstance(samples, Samples):
+            raise UserError(f"{what} returned {samples!r:.60}; return Samples, as task.grade does")
+        return samples
+
+    return rollouts

@@ -24,8 +24,8 @@ from typing import Any, Literal
 
 import settings
 from constants import Arrays
+from plain_text import escape_controls
 from run import checks, run_files
-from run.plain_text import escape_controls
 from run.run_files import Checkpoint
 from settings import Count, Seed, TwoOrMore, UserError, pair
 from task import prompts, questions, run_grader, task_rewards
@@ -126,7 +126,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[Constants, str, Checkpoint
     )
     if trained_with.get("REWARD_FUNC") and not c.REWARD_FUNC:
         # not `compute_score`: the file has one
-        ours = *run_grader.COURSE_REWARDS, *run_grader.THINK_REWARDS
+        ours = *run_grader.course_rewards(reward_func), *run_grader.THINK_REWARDS
         kept = [name for name in settings.names_in(c.REWARDS) if name in ours]
         c = dataclasses.replace(c, REWARDS=",".join(kept))
     if c.PAGE and c.SAMPLES == 1:

@@ -103,9 +103,9 @@ import numpy as np
 from flax import linen, nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from machines import CHIPS
 from model import llama, versions
 from run import memory, report, run_folder
-from run.machine import CHIPS
 
 
 # %% The mesh, the layer, the rules ----------------------------------------------------------------

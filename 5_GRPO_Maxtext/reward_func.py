@@ -16,6 +16,9 @@ the answers of a group with each other. The prompt asks for
 |                              | no <answer>...</answer> pair                | 0            |
 | `check_numbers`              | the right number, however it's written      | 1.5, else 0  |
 
+Every function of this file is a reward: without REWARDS, a run adds them all up. If you add a
+helper, begin its name with an underscore.
+
 A perfect completion earns 3.0 + 4 * 0.5 + 3.0 + 1.5 = 9.5 points. The points are those of Tunix's
 GSM8K demo, plus the row for whitespace. task/grading.py reads and compares the numbers.
 

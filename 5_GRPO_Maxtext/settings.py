@@ -28,8 +28,8 @@ from typing import Annotated, Any
 
 import pydantic
 
-from run import machine as machines
-from run.plain_text import escape_controls
+import machines
+from plain_text import escape_controls
 
 # One thread is fastest for matrix products this small, and bitwise reproducible. TPUs ignore this
 # flag.
@@ -173,7 +173,8 @@ def read[Constants](
 def help_text(kind: type) -> str:
     """The source of `kind` and its base classes: each constant with its default and comment."""
     texts = ["# NAME=value changes a constant for one run; so does editing it."]
-    for block in filter(dataclasses.is_dataclass, kind.__mro__):
+    blocks = [block for block in kind.__mro__ if "__dataclass_fields__" in vars(block)]
+    for block in blocks:
         file = Path(inspect.getsourcefile(block)).resolve().relative_to(HERE)
         texts.append(f"# {file}\n{inspect.getsource(block)}")
     return "\n\n".join(texts)

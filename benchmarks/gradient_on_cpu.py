@@ -126,9 +126,9 @@ def compiled(
         batch = random_batch(c, tokenizer.pad_token_id, hf.vocab_size)
         width, prompts = c.TOTAL_GENERATION_STEPS - cut, batch.prompt_ids
         batch = jax.tree.map(lambda x: x[:, :width], batch)._replace(prompt_ids=prompts)
-        use = grpo_variants.choose(c, demo.TABLES)
+        method = grpo_variants.choose(c, demo.TABLES)
         gradient = jax.value_and_grad(demo.loss, has_aux=True)
-        lowered = jax.jit(lambda params: gradient(params, model, batch, use)).lower(params)
+        lowered = jax.jit(lambda params: gradient(params, model, batch, method)).lower(params)
         return lowered.compile(xla), params
 
 

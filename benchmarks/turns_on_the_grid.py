@@ -63,10 +63,10 @@ TRAINS = """import numpy as np
 import grpo_llama3_1_8b_demo as demo
 
 
-def rollouts(c, llm, task, run):
-    for step, samples in demo.rollouts(c, llm, task, run):
-        turn, lengths = samples.answers.turn, samples.answers.lengths
-        yield step, samples._replace(mask={mask})
+def rollouts(c, llm, task, run, step):
+    samples = demo.rollouts(c, llm, task, run, step)
+    turn, lengths = samples.answers.turn, samples.answers.lengths
+    return samples._replace(mask={mask})
 """
 ALL_TOKENS = "np.arange(turn.shape[-1]) < lengths[..., None]"  # the world's, too
 LAST_TURN = "(turn == turn.max(axis=-1, keepdims=True)) & (turn >= 0)"
@@ -236,18 +236,23 @@ def table_of_credit() -> None:
     lines = []
     for call in range(CALLS):
         how = sampling_config(c, seed=jax.random.key(1_000 + call))
-        output = turns.walk(c, rollout, prompts, questions, how)
+        output, episodes = turns.walk(c, rollout, prompts, questions, how)
         for G in GROUPS:
-            lines += [{"G": G, "call": call} | found for found in credit(output, questions, G)]
+            lines += [
+                {"G": G, "call": call} | found
+                for found in credit(output.text, episodes, questions, G)
+            ]
     write_csv(ASSETS / "turns_credit.csv", lines)
 
 
-def credit(output, questions: list[str], G: int) -> Iterator[dict[str, Any]]:
+def credit(
+    texts: list[str], episodes: list[turns.Episode], questions: list[str], G: int
+) -> Iterator[dict[str, Any]]:
     """Correlations with A*, over all moves of these walks, in groups of G."""
-    turn = right_padded([episode.turn for episode in output.text], 48, -1, np.int32)  # [N, T]
-    texts = np.array(output.text, object).reshape(-1, G)
-    answers = SimpleNamespace(texts=texts, turn=turn.reshape(-1, G, turn.shape[1]))
-    returns = np.array([episode.to_go[0] for episode in output.text]).reshape(-1, G)
+    turn = right_padded([episode.turn for episode in episodes], 48, -1, np.int32)  # [N, T]
+    grouped = np.array(episodes, object).reshape(-1, G)
+    answers = SimpleNamespace(episodes=grouped, turn=turn.reshape(-1, G, turn.shape[1]))
+    returns = np.array([episode.to_go[0] for episode in episodes]).reshape(-1, G)
     samples = SimpleNamespace(
         answers=answers, rewards=returns, reward_parts={"episode_return": returns}
     )
@@ -257,8 +262,9 @@ def credit(output, questions: list[str], G: int) -> Iterator[dict[str, Any]]:
     }
     for kind, advantages in kinds.items():
         given, right = [], []
-        for i, (question, episode) in enumerate(zip(questions, output.text, strict=True)):
-            for k, (cell, move) in enumerate(moves_of(question, episode)):
+        rows = zip(questions, texts, episodes, strict=True)
+        for i, (question, text, episode) in enumerate(rows):
+            for k, (cell, move) in enumerate(moves_of(question, text)):
                 if k < len(episode.rewards):
                     given.append(advantages[i, episode.turn.index(k)])  # of its first token
                     right.append(OPTIMA[""][cell, move] - best("", cell))

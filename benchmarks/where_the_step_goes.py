@@ -29,7 +29,7 @@ import settings
 from model import faster_on_cpu
 from model.llm import Llm
 from model.versions import patched
-from run import process, start
+from run import start
 from run.training import TrainingRun
 from task.task import Task
 
@@ -51,7 +51,7 @@ def train(arguments: list[str]) -> tuple[Any, Llm, list[dict[str, np.ndarray]], 
     Returns its constants and language model; of each step the wall and processor seconds [2] of its
     parts; the batch of each update.
     """
-    spent, batches, traced = [], [], process.traced
+    spent, batches, steps = [], [], TrainingRun.steps
 
     def timed(part: str, function: Callable) -> Callable:
         @functools.wraps(function)
@@ -64,8 +64,8 @@ def train(arguments: list[str]) -> tuple[Any, Llm, list[dict[str, np.ndarray]], 
 
         return call
 
-    def between(*args) -> Iterator[Any]:
-        for step in traced(*args):
+    def timed_steps(run: TrainingRun) -> Iterator[int]:
+        for step in steps(run):
             spent.append(collections.defaultdict(lambda: np.zeros(2)))
             started = clocks()
             yield step
@@ -81,7 +81,7 @@ def train(arguments: list[str]) -> tuple[Any, Llm, list[dict[str, np.ndarray]], 
         training = stack.enter_context(TrainingRun(c, llm, task, run, demo.evaluate))
         for part, (owner, name) in PARTS.items():
             stack.enter_context(patched(owner, name, timed(part, getattr(owner, name))))
-        stack.enter_context(patched(process, "traced", between))
+        stack.enter_context(patched(TrainingRun, "steps", timed_steps))
         demo.train(c, llm, task, training)
     return c, llm, spent, batches
 
@@ -101,7 +101,7 @@ def programs(c, llm: Llm, batch):
     pass.
     """
     arguments = llm.params, llm.model, jax.tree.map(lambda x: x[0], batch)
-    loss = functools.partial(demo.loss, use=grpo_variants.choose(c, demo.TABLES))
+    loss = functools.partial(demo.loss, method=grpo_variants.choose(c, demo.TABLES))
     forward = jax.jit(loss).lower(*arguments).compile()
     gradient = jax.jit(jax.value_and_grad(loss, has_aux=True)).lower(*arguments).compile()
     return forward, gradient, arguments

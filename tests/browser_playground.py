@@ -208,7 +208,7 @@ def test_loss_and_gradient_of_a_step_equal_jaxs(show, maxtext, tmp_path, tempera
     ask(driver, "reset")
     still = "{gradient: new Float32Array(module('model').SIZE), rate: -0.2}"
     run(driver, f"await (await pool()).ask('apply', {still})")
-    use, policy = grpo_variants.choose(c, demo.TABLES), dataclasses.replace(policy, mesh=mesh)
+    method, policy = grpo_variants.choose(c, demo.TABLES), dataclasses.replace(policy, mesh=mesh)
 
     def table(logits, batch):
         log = jax.nn.log_softmax(logits / temperature)
@@ -219,7 +219,7 @@ def test_loss_and_gradient_of_a_step_equal_jaxs(show, maxtext, tmp_path, tempera
     # answers that these weights have drawn; or the start's, and ratios differ
     for again in (False, True):
         old = batch._replace(old_log_prob=reference) if again else batch
-        loss = functools.partial(demo.loss, model=policy, batch=old, use=use)
+        loss = functools.partial(demo.loss, model=policy, batch=old, method=method)
         (expected, _), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(moved)
         names = ("tokens", "answers", "advantages", "old")
         rows = zip(prompts, answers, advantages.tolist(), (olds[:4], olds[4:]), strict=True)
@@ -232,7 +232,7 @@ def test_loss_and_gradient_of_a_step_equal_jaxs(show, maxtext, tmp_path, tempera
         assert found["loss"] == pytest.approx(float(expected), abs=1e-4)
         expected = flat_gradient(gradient, c, tmp_path)
         np.testing.assert_allclose(found["gradient"], expected, rtol=0, atol=1e-4 / temperature)
-        slopes = jax.grad(lambda x, b=old: demo.loss(x, table, b, use)[0])(logits)  # [8, 28, V]
+        slopes = jax.grad(lambda x, b=old: demo.loss(x, table, b, method)[0])(logits)  # [8, 28, V]
         own = np.take_along_axis(np.asarray(slopes), tokens[1][..., None], -1)[..., 0]
         # times 8: float32 logits that differ by 1e-4
         np.testing.assert_allclose(found["pushes"], -8 * own[mask], rtol=1e-3, atol=1e-3)

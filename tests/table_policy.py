@@ -111,10 +111,12 @@ def value_and_gradient(c, params, model, fields):
 
     These are what the run's aggregation makes of the mask [N, T], a group of two at a time.
     """
-    use, mask = variants.choose(c, demo.TABLES), np.asarray(fields["mask"])
-    weight = use.weights(mask.reshape(-1, 2, mask.shape[-1])).reshape(mask.shape)
+    method, mask = variants.choose(c, demo.TABLES), np.asarray(fields["mask"])
+    weight = method.weights(mask.reshape(-1, 2, mask.shape[-1])).reshape(mask.shape)
     one_pass = jax.value_and_grad(demo.loss, has_aux=True)
-    (value, metrics), gradient = one_pass(params, model, as_batch(fields | {"weight": weight}), use)
+    (value, metrics), gradient = one_pass(
+        params, model, as_batch(fields | {"weight": weight}), method
+    )
     return value, for_the_log(metrics), gradient
 
 

@@ -21,7 +21,7 @@ from run import answers, checkpoints, start
 from run.run_files import read_log
 from settings import HERE
 from task.grading import format_ok, grade, last_number
-from task.run_grader import COURSE_REWARDS
+from task.run_grader import course_rewards
 
 G, STEPS = 4, 4
 KEPT = [1, 3, 4]  # the first, every third, the last
@@ -68,7 +68,7 @@ def test_points_rewards_and_advantages_follow_from_the_texts(rows):
     for row in rows:
         texts = [answer["text"] for answer in row["completions"]]
         given = dict(prompts=None, completions=texts, answer=[row["answer"]] * G)
-        points = {name: getattr(reward_func, name)(**given) for name in COURSE_REWARDS}
+        points = {name: f(**given) for name, f in course_rewards(reward_func).items()}
         rewards = np.sum([*points.values()], axis=0)
         expected = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
         spread += rewards.std() > 0

@@ -379,7 +379,7 @@ def test_a_profile_dir_that_cannot_be_made_is_refused_before_the_first_step(tmp_
     with pytest.raises(
         UserError, match=r"^PROFILE_DIR=.*file/x: Not a directory; choose another folder$"
     ):
-        next(process.traced(range(9), f"{tmp_path}/file/x"))
+        process.check_profile_dir(f"{tmp_path}/file/x")
 
 
 # --- whose a folder is

@@ -12,8 +12,9 @@ import pytest
 from test_machine import on
 
 import grpo_llama3_1_8b_demo as demo
+import machines
 import settings
-from run import machine, memory, start
+from run import memory, start
 from settings import UserError
 
 EIGHT_B = [f"MODEL={memory.LLAMA_3_1_8B}", "DATASET=gsm8k", "DRY_RUN=True"]
@@ -146,7 +147,7 @@ def test_checkpoints_that_are_there_need_no_more_room(finished, monkeypatch):
 
 def test_vllm_gets_its_share_and_no_more():
     """By hand, for Llama 3.1 8B on v6e-8 with 26 GiB of training: 8 chips, 31.24 GiB each."""
-    v6e, chips = machine.parse_machine("v6e-8"), list(range(8))
+    v6e, chips = machines.parse_machine("v6e-8"), list(range(8))
     mesh = jax.sharding.Mesh(np.arange(8).reshape(1, 8), ("data", "model"))
     taken = 2 * 4 * PARAMETERS_8B / 8 / GIB  # actor and reference, float32
     weights = 2 * PARAMETERS_8B / 8 / GIB
@@ -164,10 +165,28 @@ def test_vllm_gets_its_share_and_no_more():
             assert "is enough" in memory.verdict(c, v6e, 8, needs, 26, "compiled")
 
 
+def test_a_chip_without_room_to_hand_the_weights_to_vllm_is_refused():
+    """By hand, for Llama 3.2 1B, whose embeddings are tied and aren't taken apart: the update fits
+    one v5e chip beside vLLM.
+    """
+    parameters, embeddings = 1_235_814_400, 128_256 * 2048
+    lora = 32 * 16 * (2 * (2048 + 2048) + 2 * (2048 + 512) + 3 * (2048 + 8192))
+    # float32: merged ones, too, then all layers; bfloat16: old and new; A, B and two moments
+    taken = 4 * (3 * parameters - embeddings) + 2 * 2 * parameters + 3 * 4 * lora
+    asked = ["MODEL=meta-llama/Llama-3.2-1B-Instruct", "DATASET=tiny_gsm8k", "DRY_RUN=True"]
+    sizes = ["BATCH_SIZE=1", "TRAIN_MICRO_BATCH_SIZE=0", "HBM_UTILIZATION_VLLM=0.25"]
+    said = (
+        rf"^ROLLOUT_ENGINE=vllm: handing .* takes {taken / GIB:.1f} of 15\.75 GiB per chip; take a"
+    )
+    with pytest.raises(UserError, match=said):
+        demo.main([*asked, *sizes, "MACHINE=v5e-1"])
+    demo.main([*asked, *sizes, "MACHINE=v6e-1"])
+
+
 @pytest.mark.parametrize(("gib", "fits"), [(40, True), (24, False)])
 def test_the_gpus_of_this_machine_are_judged_by_what_they_have(monkeypatch, capsys, gib, fits):
     """The devices are made up: no GPU was at hand."""
-    on(monkeypatch, "gpu", "NVIDIA RTX", share=gib + machine.SPARE, compute_capability="8.6")
+    on(monkeypatch, "gpu", "NVIDIA RTX", share=gib + machines.SPARE, compute_capability="8.6")
     c = settings.read(demo.Constants, [*EIGHT_B, "ROLLOUT_ENGINE=maxtext", "LORA_RANK=32"])
     # float32: the weights once, they are the reference's, too; A and B, two moments
     least = (4 * PARAMETERS_8B + 3 * 4 * LORA_8B) / GIB
@@ -186,7 +205,7 @@ def test_a_card_that_is_told_is_judged_by_what_was_compiled_for_it(capsys):
     """A batch that fits, by fit_cards.csv, lets smaller ones fit; one twice as large refuses larger
     ones.
     """
-    runs = machine.compiled("t4", ["fit_cards.csv"])
+    runs = machines.compiled("t4", ["fit_cards.csv"])
     runs = {
         constants: rows
         for constants, rows in runs.items()
@@ -195,7 +214,7 @@ def test_a_card_that_is_told_is_judged_by_what_was_compiled_for_it(capsys):
     [largest] = [run for run, rows in runs.items() if all(float(row["left"]) > 0 for row in rows)]
     peak = max(float(row["peak"]) for row in runs[largest])
     B = int(largest.split("BATCH_SIZE=")[-1])
-    limit = machine.parse_machine("t4").gib
+    limit = machines.parse_machine("t4").gib
     asked = [
         *QWEN,
         "ROLLOUT_ENGINE=maxtext",

@@ -70,9 +70,9 @@ def loss_and_gradient(adapter, mesh, batch):
     # Tokens here have log-probs down to -20: k3's exp(17) would drown all else.
     c = settings.read(demo.Constants, [*sizes, "KL_LOSS_MODE=mse_kl"])
     params, model = model_of(c, adapter, temperature=0.8)
-    model, use = dataclasses.replace(model, mesh=mesh), grpo_variants.choose(c, demo.TABLES)
+    model, method = dataclasses.replace(model, mesh=mesh), grpo_variants.choose(c, demo.TABLES)
     step = jax.jit(
-        jax.value_and_grad(lambda params: demo.loss(params, model, batch, use), has_aux=True)
+        jax.value_and_grad(lambda params: demo.loss(params, model, batch, method), has_aux=True)
     )
     (value, metrics), gradient = step(params)
     return float(value), for_the_log(metrics), gradient

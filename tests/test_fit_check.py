@@ -20,11 +20,11 @@ from flax import nnx
 from table_policy import train_llm
 
 import grpo_llama3_1_8b_demo as demo
+import machines
 import reward_func
 import settings
 from model import llama
 from model.llm import load_llm, split
-from run import machine as machines
 from run import memory, start
 from settings import UserError
 from task import questions
@@ -122,7 +122,7 @@ def run_and_compare(trained: str) -> None:
     demo.update = observed
     with pytest.raises(InterruptedError):
         train_llm(c, llm, grader, rows["train"], Path("run"))
-    params, opt_state, model, batch, use, optimizer = called
+    params, opt_state, model, batch, method, optimizer = called
     policy = nnx.clone(llm.actor, arrays=True)
 
     of_step[2] = of_step[2].frozen
@@ -131,7 +131,7 @@ def run_and_compare(trained: str) -> None:
 
     # `update` gives them away
     kept = [jax.tree.map(jnp.copy, (params, opt_state)) for _ in range(2)]
-    theirs = update(*kept[0], model, batch, use, optimizer)
+    theirs = update(*kept[0], model, batch, method, optimizer)
     ours = programs["update"]({"beside": jnp.zeros(8)}, *kept[1], model, batch)
     assert arrays_of(ours) == arrays_of(theirs)
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)

@@ -23,7 +23,7 @@ import reward_func
 from run import health
 from run.run_files import read_constants, read_log
 from settings import HERE, UserError
-from task.run_grader import COURSE_REWARDS
+from task.run_grader import course_rewards
 from tools import show_run
 
 FOLDER = Path(__file__).parent / "golden" / "health"
@@ -48,8 +48,10 @@ def spoil(name, patch):
     def by_length(prompts, completions, **columns):
         return [sign * float(len(text)) for text in completions]
 
+    by_length.__module__ = reward_func.__name__  # as if it stood there
+
     if sign or name == "no_signal":
-        for reward in COURSE_REWARDS:
+        for reward in course_rewards(reward_func):
             patch.setattr(reward_func, reward, by_length if sign else reward_func.check_numbers)
 
 

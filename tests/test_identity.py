@@ -118,7 +118,8 @@ def test_what_has_changed_is_named_and_nothing_else():
         assert bool(said) == bool(names) and "\n" not in said
         before = now
     assert not any(
-        run_folder.change_message(kept, now, c, "") for kept in ({}, {"MODEL": "f" * 40})
+        run_folder.change_message(kept, now, c, "")
+        for kept in ({}, {"MODEL": "commit " + "f" * 40})
     )
 
 

@@ -19,7 +19,7 @@ from model import llama
 from run import asked
 from settings import HERE, UserError
 from task.grading import extract_answer, grade, last_number
-from task.run_grader import COURSE_REWARDS
+from task.run_grader import course_rewards
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
@@ -148,9 +148,8 @@ def test_the_page_has_graded_answers_and_what_training_did_to_their_tokens(train
     for answer, text, A in zip(group["completions"], texts, expected, strict=True):
         for name, points in answer["points"].items():
             assert [points] == getattr(reward_func, name)(None, completions=[text], answer=[gold])
-        assert set(answer["points"]) == set(COURSE_REWARDS) and answer["correct"] == grade(
-            text, gold
-        )
+        assert set(answer["points"]) == set(course_rewards(reward_func))
+        assert answer["correct"] == grade(text, gold)
         assert answer["advantage"] == pytest.approx(A, abs=1e-5)
         assert np.abs(np.subtract(answer["log_prob_after"], answer["log_prob"])).max() > 1e-3
 
@@ -162,9 +161,10 @@ def test_without_checkpoint_the_newest_run_answers_and_where_there_is_none_the_b
         constants = {"MODEL": "tiny_llama", "CHECKPOINT_DIR": "gs://bucket/x"}
         Path("runs", name, "constants.json").write_text(json.dumps(constants))
     assert inference.read_arguments([])[2] is None  # nothing was saved
-    for name in ("mine", "a/deep"):
+    for when, name in enumerate(("mine", "a/deep")):
         for host in Path("runs", name).glob("**/constants.json"):
-            host.with_name("run.json").write_text('{"saved": 7}')
+            note = {"saved": 7, "saved_at": float(when)}
+            host.with_name("run.json").write_text(json.dumps(note))
         *_, checkpoint = inference.read_arguments([])
         assert (checkpoint.run_dir, checkpoint.step) == (Path("runs", name), None)
     # by the time of the save; a later start, or a copy, changes the time of the file

@@ -26,8 +26,8 @@ from short_runs import HANGS, SHORT, wait_for
 
 import grpo_llama3_1_8b_demo as demo
 import settings
+from machines import parse_machine
 from run import checkpoints, dry_run, memory
-from run.machine import parse_machine
 from run.run_files import read_log
 
 LAUNCH = settings.HERE / "launch"

@@ -14,7 +14,7 @@ import yaml
 
 import grpo_llama3_1_8b_demo as demo
 import settings
-from run.machine import rows_of
+from machines import rows_of
 from settings import HERE
 from task import questions, task_rewards
 from task.grading import grade, grade_lenient

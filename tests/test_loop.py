@@ -8,6 +8,7 @@ cluster. What needs a language model takes the tiny Llama.
 import functools
 import gc
 import json
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -19,19 +20,21 @@ import pytest
 from table_policy import CLOSE, EOS, PAD, TABLE, VOCABULARY, Scripted, Tokenizer, constants_of
 
 from table_policy import log_probs_by_hand, questions, train, train_llm, two_tables  # isort: skip
+from short_runs import saved_steps
 from test_load_llama import LOG_PROB
 from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner
 from tunix.rl.rl_cluster import ClusterConfig, RLCluster, RLTrainingConfig, Role
 
 import grpo_llama3_1_8b_demo as demo
-import grpo_variants
 import reward_func
 import settings
 from model import llama
 from model.llm import load_llm
 from model.rollout import sampling_config
 from run import start
+from run.run_files import read_log
 from run.training import TrainingRun
+from schedules import adaptive_beta
 from task import prompts, run_grader
 from task.questions import mixed_batches, read_data
 
@@ -219,6 +222,50 @@ def test_a_run_goes_on_after_updates_that_were_not_finite_and_stops_beyond_the_l
         )
 
 
+@pytest.mark.parametrize(
+    ("constants", "odd", "kept"),
+    [  # what the fifth step's first answer earns: neither is a reason to lose the fourth step
+        ((), settings.UserError("the reward is out of order"), [4]),
+        (("ADVANTAGE=maxrl",), -1.0, [4]),
+        ((), np.nan, []),  # its update has overwritten the weights
+    ],
+)
+def test_a_step_that_cannot_be_trained_costs_none_of_those_before(constants, odd, kept, tmp_path):
+    c = constants_of(*TWO, "NUM_BATCHES=6", "SAVE_INTERVAL_STEPS=6", *constants)
+    answers = [random_answers(seed, 4) for seed in range(1, 7)]
+    answers[4][0] = 2
+
+    def fifth_is_odd(ids):
+        if ids != [2] * 3:
+            return points(ids)
+        if isinstance(odd, Exception):
+            raise odd
+        return odd
+
+    with pytest.raises(settings.UserError):
+        train(c, answers, fifth_is_odd, tmp_path)
+    assert saved_steps(tmp_path) == kept
+    if kept:
+        assert len(read_log(tmp_path / "train_log.csv")) == 4
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_ctrl_c_in_any_step_ends_the_run_with_a_checkpoint_of_it(step, tmp_path):
+    """Also in the last, where the test questions would come next."""
+    c = constants_of(*TWO, "NUM_BATCHES=3", "SAVE_INTERVAL_STEPS=3")
+    answers = [random_answers(seed, 4) for seed in range(1, 4)]
+    answers[step - 1][0] = 2
+
+    def stopping(ids):
+        if ids == [2] * 3:
+            signal.raise_signal(signal.SIGINT)
+        return points(ids)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(c, answers, stopping, tmp_path)
+    assert saved_steps(tmp_path) == [step]
+
+
 def test_the_guard_counts_updates_in_a_row():
     run = TrainingRun(constants_of("MAX_NONFINITE_UPDATES=2"), None, None, None, None)
     nan, inf = float("nan"), float("inf")
@@ -273,7 +320,7 @@ def test_schedules_reach_the_sampler_the_update_and_the_log(fed, tmp_path):
     np.testing.assert_allclose([temperature for _, temperature, _ in fed], temperatures, rtol=1e-6)
     betas = [c.BETA]
     for row in log:
-        betas.append(grpo_variants.adaptive_beta(betas[-1], 0.01, row["kl"]))
+        betas.append(adaptive_beta(betas[-1], 0.01, row["kl"]))
     assert betas[1] < c.BETA  # the first step's KL is 0: too little
     np.testing.assert_allclose([row["beta"] for row in log], betas[:3], rtol=1e-12)
     np.testing.assert_allclose([batch.beta[0, 0, 0] for batch, *_ in fed], betas[:3], rtol=1e-6)

@@ -21,9 +21,9 @@ from maxtext.common.common_types import MODEL_MODE_AUTOREGRESSIVE
 from maxtext.layers.attention_op import AttentionOp
 
 import grpo_llama3_1_8b_demo as demo
+import machines
 import settings
 from model import devices, llama
-from run import machine as machines
 from run import start
 from run.run_files import read_log
 
@@ -272,7 +272,7 @@ def test_flash_needs_its_blocks_and_its_card(machine, length, refused):
                 f"TOTAL_GENERATION_STEPS={length - 200}",
             ],
         )
-        fault = machines.attention_fault(c, machines.parse_machine(machine))
+        fault = devices.attention_fault(c, machines.parse_machine(machine))
         assert bool(fault) == (refused and kernel == "autoselected")
 
 

@@ -189,6 +189,28 @@ def test_a_resumed_log_keeps_what_was_there_and_takes_new_columns(tmp_path):
     assert {p.name for p in tmp_path.iterdir()} == {"train_log.csv", "tensorboard"}
 
 
+def test_a_row_is_appended_and_half_a_row_is_no_row(tmp_path):
+    """A kill in the middle of a write leaves half a line; a resumed run writes it anew."""
+    c, path = settings.read(demo.Constants, []), tmp_path / "train_log.csv"
+    shown = dict.fromkeys(("reward", "correct", "format_ok", "kl", "answers"), 8.0)
+    log = training.TrainingLog(tmp_path, c, 0)
+    log.add({"step": 1} | shown)
+    file, before = path.stat().st_ino, path.read_bytes()
+    for step in (2, 3):
+        log.add({"step": step} | shown)
+    log.close()
+    after = path.read_bytes()
+    assert path.stat().st_ino == file and after.startswith(before)
+    for cut in range(2, len(after) - len(before)):  # a line ends with \r\n, and \r will do
+        path.write_bytes(after[:-cut])
+        assert [row["step"] for row in read_log(path)] in ([1, 2], [1])
+    log = training.TrainingLog(tmp_path, c, 1)
+    for step in (2, 3):
+        log.add({"step": step} | shown)
+    log.close()
+    assert path.read_bytes() == after
+
+
 def test_tensorboard_has_each_step_once_after_a_kill_and_a_resume(tmp_path, monkeypatch):
     """Killed after step 3 with a checkpoint of step 1, twice; TensorBoard's own reader."""
     c = settings.read(demo.Constants, [])
@@ -208,10 +230,10 @@ def test_a_group_whose_rewards_differ_by_rounding_has_no_signal():
     rewards = np.array([[0.1 + 0.2, 0.3], [1e10 + 0.1, 1e10 + 0.1 + 2e-6], [0.3, 0.301]])
     texts, ended = np.full((3, 2), "", object), np.ones(6, bool)
     grader = SimpleNamespace(
-        score=lambda texts: np.zeros(6), format_right=bool, right_lenient=lambda texts: np.zeros(6)
+        **dict.fromkeys(("score", "format_right", "right_lenient"), lambda: np.zeros(6))
     )
     written = SimpleNamespace(texts=texts.ravel(), lengths=np.ones(6), ended=ended)
-    flat = SimpleNamespace(answers=written, questions={})
+    flat = SimpleNamespace(answers=written, graded={})
     answers = SimpleNamespace(texts=texts)
     samples = SimpleNamespace(rewards=rewards, flat=lambda: flat, answers=answers, reward_parts={})
     assert training.answer_metrics(grader, samples, 1.0)["zero_variance"] == pytest.approx(2 / 3)

@@ -12,8 +12,9 @@ from hostile import HOSTILE
 
 import grpo_llama3_1_8b_demo as demo
 import inference
+import plain_text
 import settings
-from run import asked, health, plain_text, report, run_folder
+from run import asked, health, report, run_folder
 from tools import model_card, show_run
 
 # the direction of writing

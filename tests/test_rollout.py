@@ -19,7 +19,6 @@ import grpo_llama3_1_8b_demo as demo
 from model import llama, rollout
 from model.llm import Llm, SampledAhead
 from settings import HERE, UserError, read
-from task import turns
 from task.prompts import to_prompt
 
 NEW_TOKENS = 28
@@ -202,7 +201,7 @@ def test_answers_ahead_are_the_same_bit_for_bit_after_a_checkpoint():
 
     def sample(texts, step):
         sampled.append(texts)
-        return engine.generate(texts, settings(temperature=0.7, seed=5))
+        return engine.generate(texts, settings(temperature=0.7, seed=5)), None
 
     llm = SimpleNamespace(sample=sample, rollout=engine, to_arrays=lambda output: output)
     ahead = SampledAhead(llm, None)
@@ -225,10 +224,10 @@ def test_the_key_is_a_function_of_the_step():
     c = read(demo.Constants, ["BETA=0.0"])
     asked = dict.fromkeys(("prompts", "question"), np.array(prompts(16)))
     llm, resumed = (Llm(c, actor, None, make_rollout(), settings(), mesh, ()) for _ in range(2))
-    first, second, third = (llm.sample(asked, step).text for step in (7, 7, 8))
+    first, second, third = (llm.sample(asked, step)[0].text for step in (7, 7, 8))
     assert first != second  # two calls in one step: a refill must not get the same answers
     assert third not in (first, second)
-    assert resumed.sample(asked, 7).text == first
+    assert resumed.sample(asked, 7)[0].text == first
 
 
 def test_decoding_stops_when_every_row_is_done(monkeypatch):
@@ -258,7 +257,7 @@ def test_every_end_of_sequence_token_of_generation_config_ends_an_answer(tmp_pat
     assert set(llama.load_tokenizer(folder).eos_ids) == ends > {tokenizer.eos_token_id}
     engine = make_rollout(folder=folder)
     output = engine.generate(prompts(16), settings(temperature=2.0))
-    ended = turns.ended(output, engine.tokenizer.eos_ids)
+    ended = rollout.has_end(output.tokens, engine.tokenizer.eos_ids)
     for (*before, last), over in zip(output.tokens, ended, strict=True):
         assert ends.isdisjoint(before) and over == (last in ends)
     assert {tokens[-1] for tokens in output.tokens} > {number}

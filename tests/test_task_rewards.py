@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import importlib.util
 import json
 import signal
 import sys
@@ -17,7 +18,7 @@ import reward_func
 from run import asked
 from settings import UserError
 from task import grading, task_rewards
-from task.run_grader import COURSE_REWARDS, THINK_REWARDS, make_grader
+from task.run_grader import THINK_REWARDS, course_rewards, make_grader
 from task.task_rewards import compute_score
 from task.turns import Episode
 
@@ -124,10 +125,25 @@ def limit():
     return shortest(lambda: sum(i for i in range(6_000_000)))
 
 
+def test_a_function_added_to_the_file_of_rewards_is_a_reward(tmp_path):
+    """By name, and in a run that names none; what the file imports is no reward."""
+    path = tmp_path / "course.py"
+    added = (
+        "\n\ndef short(prompts, completions, **columns):\n    return [0.25] * len(completions)\n"
+    )
+    path.write_text(Path(reward_func.__file__).read_text() + added)
+    spec = importlib.util.spec_from_file_location("course", path)
+    spec.loader.exec_module(course := importlib.util.module_from_spec(spec))
+    four = ("match_format_exactly", "match_format_approximately", "check_answer", "check_numbers")
+    assert make_grader("", "", course, []).names == (*four, "short")
+    found = make_grader("short", "", course, [])
+    assert found.functions[0](prompts=None, completions=["", ""]) == [0.25, 0.25]
+
+
 @pytest.mark.parametrize("piece", CASES["PIECES"], ids=repr)
 def test_no_shape_of_text_takes_a_grader_longer_than_its_length(piece, limit):
     grader = grader_of("compute_score")
-    course = [getattr(reward_func, name) for name in COURSE_REWARDS]
+    course = list(course_rewards(reward_func).values())
     rewards = [
         functools.partial(f, [""], answer=["18"]) for f in (*course, *THINK_REWARDS.values())
     ]
@@ -155,6 +171,17 @@ def test_think_rewards(gold, completion, expected):
     assert [
         reward(**columns, data_source=["gsm8k"])[0] for reward in THINK_REWARDS.values()
     ] == expected
+
+
+def test_what_correctness_reward_pays_counts_as_right():
+    """Texts, too: the log and the evaluation agree with the reward."""
+    texts = ["<answer> Paris</answer>", "<answer>Rome</answer>", "Paris", "<answer>$4</answer>"]
+    columns = {"answer": ["Paris", "Paris", "Paris", "4"], "data_source": ["gsm8k"] * 4}
+    grader = grader_of("correctness_reward")
+    paid = grader.functions[0](prompts=["?"] * 4, completions=texts, **columns)
+    right = grader.score(completions=texts, extra_info=[""] * 4, **columns)
+    assert paid == [2, 0, 0, 2] and right.tolist() == [1, 0, 0, 1]
+    assert grader.right_lenient(completions=texts, extra_info=[""] * 4, **columns)[0]
 
 
 COLUMNS = {
@@ -189,7 +216,7 @@ EDITS = (
     "completions[0] = 'mine'",
     "columns['answer'][0] = 'mine'",
     "columns['completion_ids'][0][0] = 9",
-    "completions[0].rewards[0] = 9.0",
+    "columns['episodes'][0].rewards[0] = 9.0",
 )
 
 
@@ -197,13 +224,15 @@ EDITS = (
 def test_a_reward_may_write_to_its_arguments_and_nobody_else_sees_it(edit):
     """First of the rewards or last; lists, arrays and an episode's own lists."""
     text = f"def mine(prompts, completions, **columns):\n    {edit}\n    return [0.0, 0.0]"
-    first = Episode("<answer>2</answer>", rewards=[1.0], to_go=[1.0], turn=[0], terminated=True)
-    given = COLUMNS | {"completions": [first, "<answer>3</answer>"], "answer": np.array(["2", "2"])}
+    episodes = [Episode(turn=[0], to_go=[1.0], rewards=[1.0], terminated=True) for _ in range(2)]
+    texts = ["<answer>2</answer>", "<answer>3</answer>"]
+    given = COLUMNS | {"completions": [*texts], "answer": np.array(["2", "2"])}
+    given["episodes"] = episodes
     given["completion_ids"] = [np.array([5, 6]), np.array([5])]
     for order in ("mine,check_answer", "check_answer,mine"):
         points = {f.__name__: f(**given) for f in own(text, order).functions}
         assert points == {"mine": [0.0, 0.0], "check_answer": [3.0, -1.0]}
-    assert given["completions"] == [first, "<answer>3</answer>"] and first.rewards == [1.0]
+    assert given["completions"] == texts and episodes[0].rewards == [1.0]
     assert given["answer"].tolist() == ["2", "2"] and given["completion_ids"][0].tolist() == [5, 6]
 
 

@@ -69,12 +69,12 @@ QUESTIONS = [
 
 
 def test_the_log_probs_of_an_episode_are_those_of_one_pass_over_it():
-    output = walk(QUESTIONS, "TEMPERATURE=0.7")
+    output, episodes = walk(QUESTIONS, "TEMPERATURE=0.7")
     logits = full_forward(engine(), output, T)[0] / 0.7
     close = 2 * ROUNDING * np.abs(logits).max()  # a log-prob is the difference of two such numbers
     logits[..., engine().pad_id()] = -np.inf  # never drawn
     expected = np.asarray(jax.nn.log_softmax(logits))
-    of_turn = [np.array(episode.turn) for episode in output.text]
+    of_turn = [np.array(episode.turn) for episode in episodes]
     for i, (tokens, log_prob) in enumerate(zip(output.tokens, output.logprobs, strict=True)):
         at = np.flatnonzero(of_turn[i] >= 0)
         found = expected[i, at, tokens[at]]
@@ -87,13 +87,15 @@ def test_a_row_is_what_was_said_without_a_gap():
     """Each action and observation again from the tokens, and the world walked again from the
     actions.
     """
-    output, made = walk(QUESTIONS, "GAMMA=0.9"), engine()
+    (output, episodes), made = walk(QUESTIONS, "GAMMA=0.9"), engine()
     decode = functools.partial(made.tokenizer.decode, skip_special_tokens=True)
-    for question, episode, tokens in zip(QUESTIONS, output.text, output.tokens, strict=True):
+    for question, text, episode, tokens in zip(
+        QUESTIONS, output.text, episodes, output.tokens, strict=True
+    ):
         assert len(episode.turn) == len(tokens) and made.pad_id() not in tokens
         pairs = itertools.groupby(zip(episode.turn, tokens, strict=True), key=lambda pair: pair[0])
         pieces = [(turn, [token for _, token in pair]) for turn, pair in pairs]
-        assert [decode(ids) for _, ids in pieces] == episode.split("\n")
+        assert [decode(ids) for _, ids in pieces] == text.split("\n")
         assert [turn for turn, _ in pieces if turn >= 0] == list(range(max(episode.turn) + 1))
         if question.startswith("slippery"):
             continue
@@ -105,9 +107,9 @@ def test_a_row_is_what_was_said_without_a_gap():
             elif k < len(pieces) - 1:
                 assert ids[-1] == made.eos_id() and made.eos_id() not in ids[:-1]
                 said = again.step(decode(ids))
-    ended = turns.ended(output, [made.eos_id()])
-    assert 0 < ended.sum() < len(QUESTIONS)
-    for episode, over in zip(output.text, ended, strict=True):
+    ended = [episode.terminated for episode in episodes]
+    assert 0 < sum(ended) < len(QUESTIONS)
+    for episode, over in zip(episodes, ended, strict=True):
         later = rewarded(*episode.rewards, gamma=0.9).to_go
         np.testing.assert_allclose(episode.to_go[: len(later)], later)
         assert len(episode.to_go) == max(episode.turn) + 1
@@ -120,10 +122,10 @@ def test_the_world_draws_from_the_answers_own_generator_and_the_same_again(tmp_p
     draws += "    def step(self, a): return '', 0.0, True, False"
     for path in (GRID, written(tmp_path, draws)):
         questions = ["slippery row 1 column 1"] * 16
-        walks = [walk(questions, f"ENVIRONMENT={path}", seed=seed).text for seed in (1, 1, 2)]
-        assert walks[0] == walks[1] != walks[2]
-        assert [e.rewards for e in walks[0]] == [e.rewards for e in walks[1]]
-    assert len({episode.split("\n")[0] for episode in walks[0]}) == 4  # each row its own
+        walks = [walk(questions, f"ENVIRONMENT={path}", seed=seed) for seed in (1, 1, 2)]
+        texts, episodes = [output.text for output, _ in walks], [found for _, found in walks]
+        assert texts[0] == texts[1] != texts[2] and episodes[0] == episodes[1]
+    assert len({text.split("\n")[0] for text in texts[0]}) == 4  # each row its own
 
 
 def test_the_batch_masks_the_worlds_tokens_and_the_page_shows_the_turns(tmp_path, monkeypatch):
@@ -167,27 +169,27 @@ def test_the_batch_masks_the_worlds_tokens_and_the_page_shows_the_turns(tmp_path
 
 def rewarded(*rewards, gamma=1.0):
     to_go = [sum(gamma**j * r for j, r in enumerate(rewards[k:])) for k in range(len(rewards))]
-    return turns.Episode("", to_go=to_go, rewards=list(rewards))
+    return turns.Episode([], to_go, list(rewards), terminated=True)
 
 
 def test_a_turn_is_judged_against_the_same_turn_of_its_group():
     """By plain loops; the second group has episodes of one, two and three turns, and another
     reward, too.
     """
-    texts = [
+    episodes = [
         [rewarded(-1, 100), rewarded(-1, -1), rewarded(-1, -1)],
         [rewarded(100), rewarded(-1, 100), rewarded(-1, -1, -1)],
     ]
     turn = [[[0, -1, 1, -1]] * 3, [[0, 0, -1, -1], [0, -1, 1, 1], [0, 1, -1, 2]]]
-    own, other = [[e.to_go[0] for e in group] for group in texts], [[0.0, 2, 0], [0, 0, 5]]
+    own, other = [[e.to_go[0] for e in group] for group in episodes], [[0.0, 2, 0], [0, 0, 5]]
     # [B, G], [B, G, T]
-    answers = SimpleNamespace(texts=np.array(texts, object), turn=np.array(turn))
+    answers = SimpleNamespace(episodes=np.array(episodes, object), turn=np.array(turn))
     parts = {"episode_return": np.array(own), "other": np.array(other)}
     samples = SimpleNamespace(answers=answers, reward_parts=parts, rewards=sum(parts.values()))
     found = variants.turn_advantage(samples)
     for b in range(2):
         values = {
-            (i, k): g + other[b][i] for i in range(3) for k, g in enumerate(texts[b][i].to_go)
+            (i, k): g + other[b][i] for i in range(3) for k, g in enumerate(episodes[b][i].to_go)
         }
         means = {k: np.mean([v for (_, j), v in values.items() if j == k]) for _, k in values}
         squares = [(v - means[k]) ** 2 for (_, k), v in values.items()]
@@ -258,24 +260,28 @@ def test_a_tool_answers_in_the_middle_of_a_message(tmp_path):
     """Hot, the model writes any word. STOP ends an action, its own end the episode."""
     questions = ["row 1 column 1"] * 16 + ["row 2 column 1"] * 16
     path = written(tmp_path, CASES["tool"])
-    output = walk(questions, f"ENVIRONMENT={path}", "TEMPERATURE=20")
+    output, episodes = walk(questions, f"ENVIRONMENT={path}", "TEMPERATURE=20")
     made = engine()
     heard = made.tokenizer.encode(" column 4", add_special_tokens=False)
     first = made.tokenizer.encode("row 1", add_special_tokens=False)
     found = 0
-    for question, text, tokens in zip(questions, output.text, output.tokens, strict=True):
+    for question, episode, tokens in zip(questions, episodes, output.tokens, strict=True):
         begin = len(first) if "2" in question else 0
-        assert tokens[:begin].tolist() == first[:begin] and set(text.turn[:begin]) <= {-1}
+        assert tokens[:begin].tolist() == first[:begin] and set(episode.turn[:begin]) <= {-1}
         for t in range(begin, len(tokens)):
-            stops = made.tokenizer.decode([tokens[t]]) == "wait" and text.turn[t] >= 0
-            if stops and len(tokens) - t - 1 > len(heard) and max(text.turn[: t + 1]) < TURNS - 1:
+            stops = made.tokenizer.decode([tokens[t]]) == "wait" and episode.turn[t] >= 0
+            if (
+                stops
+                and len(tokens) - t - 1 > len(heard)
+                and max(episode.turn[: t + 1]) < TURNS - 1
+            ):
                 assert tokens[t + 1 : t + 1 + len(heard)].tolist() == heard
-                assert set(text.turn[t + 1 : t + 1 + len(heard)]) == {-1}
-                assert text.turn[t + 1 + len(heard)] == text.turn[t] + 1
+                assert set(episode.turn[t + 1 : t + 1 + len(heard)]) == {-1}
+                assert episode.turn[t + 1 + len(heard)] == episode.turn[t] + 1
                 found += 1
             ends = tokens[t] == made.eos_id()
             assert not ends or t == len(tokens) - 1
-        assert not text.terminated and not text.right
+        assert not episode.terminated and not episode.right
     assert found > 3
 
 
@@ -313,9 +319,9 @@ def test_a_world_that_never_ends_is_cut_off(tmp_path):
         ("'', 1.0, False, True", 1),
     ):
         path = written(tmp_path, body.format(said), f"w{length}{len(said)}.py")
-        output = walk(["row 1 column 1"] * 8, f"ENVIRONMENT={path}")
-        assert not turns.ended(output, [engine().eos_id()]).any()
-        lengths = [len(episode.rewards) for episode in output.text]
+        output, episodes = walk(["row 1 column 1"] * 8, f"ENVIRONMENT={path}")
+        assert not any(episode.terminated for episode in episodes)
+        lengths = [len(episode.rewards) for episode in episodes]
         assert max(lengths) == length and max(map(len, output.tokens)) <= T
 
 

@@ -1,7 +1,6 @@
 """The variants that work on rewards, groups, lengths and steps: NumPy, by hand."""
 
 import functools
-import itertools
 import statistics
 import tomllib
 from pathlib import Path
@@ -14,11 +13,11 @@ from tunix.rl import function_registry
 
 import grpo_llama3_1_8b_demo as demo
 import grpo_variants as variants
+import schedules
 import settings
-from model.llm import Answers
 from run.start import check_method
 from task.questions import mixed_batches
-from task.task import Samples, make_task
+from task.task import Answers, Samples, make_task
 
 CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
@@ -107,10 +106,11 @@ def rollouts(c, rewards_of, rights_of=None, steps=1, train=40, carried=None, sta
     rows = [dict.fromkeys(names, f"{i:02d}") | {"weight": "1", "source": ""} for i in range(train)]
     grader = SimpleNamespace(functions=[reward], score=functools.partial(of_each, rights_of))
     task = make_task(c, dict(train=rows, test=[], validation=[]), grader, {})
-    run = SimpleNamespace(first_step=start, carried={} if carried is None else carried)
+    run = SimpleNamespace(carried={} if carried is None else carried)
     llm = Echo()
-    found = itertools.islice(variants.choose(c, demo.TABLES).rollouts(c, llm, task, run), steps)
-    return [samples for _, samples in found], llm.asked
+    one_step = variants.choose(c, demo.TABLES).rollouts
+    found = [one_step(c, llm, task, run, step) for step in range(start, start + steps)]
+    return found, llm.asked
 
 
 def test_a_curriculum_takes_the_questions_closest_to_half_right():
@@ -201,10 +201,10 @@ def test_a_readers_function_takes_the_place_of_the_pages(tmp_path):
     own.write_text(example + "\n\ndef weights(mask):\n    return mask * 2.0\n")
     c = constants_of(f"METHOD={own}", "ADVANTAGE=rloo")
     check_method(c, demo.TABLES)
-    use = variants.choose(c, demo.TABLES)
-    assert use.kl is demo.k3 and use.rollouts is demo.rollouts
-    assert use.weights(np.ones(3)).tolist() == [2, 2, 2]
-    advantage = use.advantage(samples([9.5, 2, 2, -1], [4, 4, 4, 4]))
+    method = variants.choose(c, demo.TABLES)
+    assert method.kl is demo.k3 and method.rollouts is demo.rollouts
+    assert method.weights(np.ones(3)).tolist() == [2, 2, 2]
+    advantage = method.advantage(samples([9.5, 2, 2, -1], [4, 4, 4, 4]))
     np.testing.assert_allclose(advantage, [[1, 0, 0, -1], [0, 0, 0, 0]], atol=1e-12)
 
 
@@ -221,15 +221,20 @@ def test_what_a_readers_function_writes_to_its_arguments_stays_there(tmp_path):
     own.write_text(
         "def advantage(samples):\n    samples.rewards[:] = 5\n    return samples.rewards\n"
         "def weights(mask):\n    mask[:] = False\n    return mask * 1.0\n"
-        "def rollouts(c, llm, task, run):\n    task.test[0]['answer'] = 'mine'\n    yield from ()\n"
+        "def rollouts(c, llm, task, run, step):\n    task.test[0]['answer'] += 'mine'\n"
+        "    return llm._replace(questions=task.test[0])\n"
     )
-    use, some = variants.choose(constants_of(f"METHOD={own}"), demo.TABLES), samples([1, 2], [3, 4])
+    method, some = (
+        variants.choose(constants_of(f"METHOD={own}"), demo.TABLES),
+        samples([1, 2], [3, 4]),
+    )
     mask, test = np.ones((2, 2, 3), bool), [{"answer": "7"}]
-    assert (use.advantage(some) == 5).all() and not use.weights(mask).any()
+    assert (method.advantage(some) == 5).all() and not method.weights(mask).any()
     task = make_task(
-        use.c, dict(train=[ROW], test=test, validation=[]), SimpleNamespace(functions=[]), {}
+        method.c, dict(train=[ROW], test=test, validation=[]), SimpleNamespace(functions=[]), {}
     )
-    assert list(use.rollouts(use.c, None, task, None)) == []
+    for step, answer in enumerate(("7mine", "7minemine")):  # a copy of its own, the same each step
+        assert method.rollouts(method.c, some, task, None, step).questions == {"answer": answer}
     assert some.rewards.tolist() == [[1, 2], [3, 4]] and mask.all() and test == [{"answer": "7"}]
 
 
@@ -253,6 +258,6 @@ def test_the_kl_controller_by_hand():
     """
     beta = 0.5
     for kl, factor in ((0.5, 1.02), (0.001, 0.98), (0.11, 1.01), (float("nan"), 1), (0.1, 1)):
-        before, beta = beta, variants.adaptive_beta(beta, 0.1, kl)
+        before, beta = beta, schedules.adaptive_beta(beta, 0.1, kl)
         np.testing.assert_allclose(beta, before * factor, rtol=1e-12)
-    assert variants.adaptive_beta(0.5, 0.0, 9.0) == 0.5  # no target
+    assert schedules.adaptive_beta(0.5, 0.0, 9.0) == 0.5  # no target

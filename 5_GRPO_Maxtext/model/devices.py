@@ -23,8 +23,8 @@ from flax.linen import partitioning as nn_partitioning
 from jax.experimental import multihost_utils
 
 import settings
-from model.versions import first_line
-from run.machine import (
+from constants import RunConstants
+from machines import (
     CARDS,
     CHIPS,
     OUTSIDE_JAX,
@@ -33,9 +33,9 @@ from run.machine import (
     SPARE,
     TPU,
     Machine,
-    attention_fault,
     parse_machine,
 )
+from model.versions import first_line
 from settings import UserError
 
 # %% GPU -------------------------------------------------------------------------------------------
@@ -44,6 +44,8 @@ NVIDIA_DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
 # jax's packages for NVIDIA: the version of CUDA in them, and the oldest driver and compute
 # capability that it works with (CUDA's release notes)
 CUDA_PACKAGES = {"jax_cuda13_plugin": ("13", 580, 7.5), "jax_cuda12_plugin": ("12", 525, 5.0)}
+# tokens, of a TPU's flash attention: a longer sequence has to be a multiple of it
+FLASH_BLOCK = 512
 PROC_VERSION = Path("/proc/version")  # "microsoft" is in it under WSL
 SHARE_NAMES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # the latter is older
 
@@ -154,7 +156,7 @@ def on_mesh(mesh: jax.sharding.Mesh, axis_rules) -> Iterator[None]:
         yield
 
 
-def machine_for(c) -> Machine:
+def machine_for(c: RunConstants) -> Machine:
     """The run's machine: MACHINE or this one. On a CPU, a large model's dry run assumes a TPU."""
     if told := parse_machine(c.MACHINE):
         return told
@@ -176,7 +178,34 @@ def machine_for(c) -> Machine:
     )
 
 
-def check_machine(c) -> None:
+def attention_fault(c: RunConstants, machine: Machine) -> str:
+    """Why a machine can't run ATTENTION, with the remedy; empty if it can.
+
+    MaxText (0.2.5, layers/attention_op.py) decodes with `dot_product`, and with `autoselected`,
+    which uses flash attention for sequences of 128 tokens or more. On a TPU, decoding with `flash`
+    raises; on a GPU it falls back to `dot_product`.
+    """
+    flash, may_flash = c.ATTENTION == "flash", c.ATTENTION != "dot_product"
+    length = c.MAX_PROMPT_LENGTH + c.TOTAL_GENERATION_STEPS
+    if machine.platform == "cpu" and flash:
+        return "there is no such kernel for the CPU of this machine; use dot_product"
+    if machine.platform == "gpu" and may_flash and machine.capability < 8:
+        return (
+            f"needs compute capability 8.0, {machine.name} has {machine.capability}; "
+            "use dot_product"
+        )
+    if machine.platform == "tpu" and flash and c.ROLLOUT_ENGINE == "maxtext":
+        return "it can't decode, and ROLLOUT_ENGINE=maxtext decodes with it; use autoselected"
+    if machine.platform == "tpu" and may_flash and length > FLASH_BLOCK and length % FLASH_BLOCK:
+        return (
+            f"flash attention has blocks of {FLASH_BLOCK} tokens, and TOTAL_GENERATION_STEPS="
+            f"{c.TOTAL_GENERATION_STEPS} with MAX_PROMPT_LENGTH={c.MAX_PROMPT_LENGTH} is {length}; "
+            f"make it a multiple of {FLASH_BLOCK}, or use dot_product"
+        )
+    return ""
+
+
+def check_machine(c: RunConstants) -> None:
     """Refuses what this machine, or MACHINE, can't do, and warns of slow setups; before any
     download.
     """
@@ -201,7 +230,7 @@ def check_machine(c) -> None:
 VLLM_LIBTPU_FLAG = "--xla_tpu_use_dynamic_smem_negotiation=true"
 
 
-def find_devices(c) -> None:
+def find_devices(c: RunConstants) -> None:
     """Joins the other hosts, if any. Must run before anything touches a device.
 
     Under Pathways one process drives the chips of all hosts; with DISTRIBUTED each host runs a
@@ -276,7 +305,7 @@ def all_agree(here: bool) -> bool:
 
 
 # %% Trainer and sampler ---------------------------------------------------------------------------
-def plan_devices(c, hf, devices: list) -> tuple[list, jax.sharding.Mesh | None]:
+def plan_devices(c: RunConstants, hf, devices: list) -> tuple[list, jax.sharding.Mesh | None]:
     """The trainer's devices, and vLLM's mesh with the axes ("data", "model"), or None if MaxText
     generates.
 

@@ -28,6 +28,7 @@ from maxtext.layers.embeddings import LLaMARotaryEmbedding
 from maxtext.utils import globals as maxtext_globals
 from maxtext.utils import maxtext_utils, model_creation_utils
 
+from constants import RunConstants
 from model import config_json, faster_on_cpu
 from model.versions import first_line
 from settings import UserError, find_path
@@ -197,7 +198,7 @@ def refuse_unsupported(model: str, hf: transformers.PretrainedConfig) -> None:
             raise UserError(f"MODEL={model}: {name}={value} is not supported; {known} is")
 
 
-def check_length(c, hf: transformers.PretrainedConfig) -> None:
+def check_length(c: RunConstants, hf: transformers.PretrainedConfig) -> None:
     """Raises UserError if prompt and answer take positions that the model was never trained on."""
     tokens, most = c.MAX_PROMPT_LENGTH + c.TOTAL_GENERATION_STEPS, hf.max_position_embeddings
     if tokens > most:
@@ -255,7 +256,7 @@ def load_tokenizer(folder: Path):
     return tokenizer
 
 
-def check_teacher(c, tokenizer) -> None:
+def check_teacher(c: RunConstants, tokenizer) -> None:
     """Refuses a TEACHER that can't be read, or whose tokens differ from MODEL's."""
     if not c.TEACHER:
         return
@@ -352,7 +353,9 @@ def to_maxtext_config(
     return config
 
 
-def to_run_config(c, hf: transformers.PretrainedConfig, rows: int = 0, **machine: Any):
+def to_run_config(
+    c: RunConstants, hf: transformers.PretrainedConfig, rows: int = 0, **machine: Any
+):
     """The MaxText config of a training run: B * G sequences (or `rows`) per pass, weights split
     over all devices; `machine` as in `to_maxtext_config`.
     """

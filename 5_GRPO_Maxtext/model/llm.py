@@ -19,24 +19,14 @@ from tqdm import tqdm
 from tunix.generate.tokenizer_adapter import TokenizerAdapter
 from tunix.rl.rollout.base_rollout import BaseRollout, RolloutConfig, RolloutOutput
 
-from grpo_variants import temperature_at
+from constants import RunConstants
 from model import devices, llama, lora
 from model.log_probs import entropy_of, log_probs, log_probs_of_states
-from model.rollout import MaxTextRollout, right_padded, sampling_config
+from model.rollout import MaxTextRollout, has_end, right_padded, sampling_config
+from schedules import temperature_at
 from task import turns
-
-
-class Answers(NamedTuple):
-    """N answers as arrays."""
-
-    texts: np.ndarray  # str [N]; with ENVIRONMENT an `Episode` each
-    prompt_ids: np.ndarray  # int32 [N, P], left-padded
-    completion_ids: np.ndarray  # int32 [N, T], right-padded
-    # float32 [N, T], under the distribution the tokens were sampled from
-    sampler_log_prob: np.ndarray
-    turn: np.ndarray  # the turn of each token, int32 [N, T]; -1: an environment's token, or padding
-    lengths: np.ndarray  # tokens, int [N]
-    ended: np.ndarray  # bool [N]: ended by an end-of-sequence token or the environment
+from task.task import Answers
+from task.turns import Episode
 
 
 class Pi(NamedTuple):
@@ -80,7 +70,7 @@ class Model:
             return Pi(log_prob, entropy_of(logits))
 
 
-def accumulate_gradients(grad_fn, params, model: Model, batch, use):
+def accumulate_gradients(grad_fn, params, model: Model, batch, method):
     """Applies `grad_fn`, a value-and-gradient function of these arguments, to each gradient pass of
     a batch.
 
@@ -88,11 +78,11 @@ def accumulate_gradients(grad_fn, params, model: Model, batch, use):
     """
 
     def add_pass(total, batch):
-        values, grads = grad_fn(params, model, batch, use)
+        values, grads = grad_fn(params, model, batch, method)
         return jax.tree.map(jnp.add, total, grads), values
 
     if len(batch.mask) == 1:  # a single pass doesn't need an accumulator
-        return grad_fn(params, model, jax.tree.map(lambda x: x[0], batch), use)
+        return grad_fn(params, model, jax.tree.map(lambda x: x[0], batch), method)
     grads, (losses, metrics) = jax.lax.scan(add_pass, jax.tree.map(jnp.zeros_like, params), batch)
     return (losses.sum(), metrics), grads
 
@@ -141,24 +131,32 @@ class Llm:
     # --- answers
     def generate(self, questions: dict[str, np.ndarray], step: int) -> Answers:
         """One answer per question (columns [N]), sampled as in training step `step`."""
-        return self.to_arrays(self.sample(questions, step))
+        return self.to_arrays(*self.sample(questions, step))
 
-    def sample(self, questions: dict[str, np.ndarray], step: int) -> RolloutOutput:
-        """`generate` in Tunix's format; the key depends on SEED, step, and call in the step."""
+    def sample(
+        self, questions: dict[str, np.ndarray], step: int
+    ) -> tuple[RolloutOutput, list[Episode] | None]:
+        """`generate` in Tunix's format, and the episodes of ENVIRONMENT.
+
+        The random key depends on SEED, the step, and the call in the step.
+        """
         self._calls = self._calls + 1 if step == self._last_step else 0  # a refill asks again
-        self._last_step, self.temperature = step, temperature_at(self.c, step)
+        self._last_step = step
+        self.temperature = temperature_at(
+            step, self.c.NUM_BATCHES, self.c.TEMPERATURE, self.c.TEMPERATURE_END
+        )
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.c.SEED), step), self._calls)
         config = dataclasses.replace(self._how, temperature=self.temperature)
         return self._ask(questions["prompts"].tolist(), questions["question"].tolist(), config, key)
 
     def _ask(
         self, prompts: list[str], questions: list[str], config: RolloutConfig, key
-    ) -> RolloutOutput:
+    ) -> tuple[RolloutOutput, list[Episode] | None]:
         # vLLM takes no seed per request.
         config = dataclasses.replace(config, seed=None if self.c.ROLLOUT_ENGINE == "vllm" else key)
         if self.c.ENVIRONMENT:
             return turns.walk(self.c, self.rollout, prompts, questions, config)
-        return self.rollout.generate(prompts, config)
+        return self.rollout.generate(prompts, config), None
 
     def answer(self, questions: Sequence[dict[str, str]], config_name: str) -> Answers:
         """One answer per question, sampled with an entry of GENERATION_CONFIGS."""
@@ -171,16 +169,19 @@ class Llm:
             part = questions[start : start + chunk]
             asked = ([row[name] for row in part] for name in ("prompts", "question"))
             chunks.append(
-                self.to_arrays(self._ask(*asked, sampling_config(self.c, config_name), key))
+                self.to_arrays(*self._ask(*asked, sampling_config(self.c, config_name), key))
             )
         return jax.tree.map(lambda *arrays: np.concatenate(arrays), *chunks)
 
-    def to_arrays(self, output: RolloutOutput) -> Answers:
+    def to_arrays(self, output: RolloutOutput, episodes: list[Episode] | None = None) -> Answers:
         """Tunix's lists as arrays."""
         T = self.c.TOTAL_GENERATION_STEPS
-        turn = [
-            getattr(text, "turn", [0] * len(ids)) for text, ids in zip(output.text, output.tokens)
-        ]
+        if episodes:
+            turn = [episode.turn for episode in episodes]
+            ended = [episode.terminated for episode in episodes]
+        else:
+            turn = [[0] * len(ids) for ids in output.tokens]
+            ended = has_end(output.tokens, self.eos_ids)
         return Answers(
             texts=np.array(output.text, object),
             prompt_ids=np.asarray(output.left_padded_prompt_tokens, np.int32),
@@ -188,12 +189,19 @@ class Llm:
             sampler_log_prob=right_padded(output.logprobs, T, 0.0, np.float32),
             turn=right_padded(turn, T, -1, np.int32),
             lengths=np.array([len(tokens) for tokens in output.tokens]),
-            ended=turns.ended(output, self.eos_ids),
+            ended=np.array(ended),
+            episodes=np.array(episodes, object) if episodes else None,
         )
 
-    def ahead(self, saved: dict[str, Any] | None) -> "SampledAhead":
-        """Samples a step's answers while the previous step trains; `load` waits for them."""
-        self._ahead = SampledAhead(self, saved)
+    def sampled_ahead(self, carried: dict[str, Any]) -> "SampledAhead":
+        """Samples a step's answers while the previous step trains; `load` waits for them.
+
+        `carried` are a run's: they have the answers that an earlier process sampled ahead, and get
+        the function that a checkpoint calls for the newest ones.
+        """
+        if not self._ahead:
+            self._ahead = SampledAhead(self, carried.get("ahead"))
+            carried["ahead"] = self._ahead.to_json
         return self._ahead
 
     # --- batches, log-probs
@@ -303,11 +311,11 @@ class SampledAhead:
         self._llm, self._executor, self._next = llm, futures.ThreadPoolExecutor(max_workers=1), None
         if saved:
             self._next = futures.Future()
-            self._next.set_result(RolloutOutput(logits=None, **saved))
+            self._next.set_result((RolloutOutput(logits=None, **saved), None))
 
     def take(self, questions, step: int) -> Answers:
         """The answers sampled ahead; samples them now if there are none."""
-        output = self._next.result() if self._next else self._llm.sample(questions, step)
+        output, _ = self._next.result() if self._next else self._llm.sample(questions, step)
         self._next = None
         return self._llm.to_arrays(output)
 
@@ -325,7 +333,7 @@ class SampledAhead:
         """The answers ahead, for a checkpoint."""
         if not self._next:
             return None
-        output = self._next.result()
+        output, _ = self._next.result()
         return {
             "text": output.text,
             "tokens": [np.asarray(row).tolist() for row in output.tokens],
@@ -334,7 +342,7 @@ class SampledAhead:
         }
 
 
-def load_llm(c, folder: Path, hf, tokenizer) -> Llm:
+def load_llm(c: RunConstants, folder: Path, hf, tokenizer) -> Llm:
     """The language model of a run; `folder`, `hf` and `tokenizer` are the checkpoint's."""
     trainer_devices, rollout_mesh = devices.plan_devices(c, hf, jax.devices())
     config = llama.to_run_config(c, hf)

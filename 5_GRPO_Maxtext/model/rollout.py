@@ -33,6 +33,7 @@ from tokenizers.decoders import DecodeStream
 from tunix.generate.sampler import sample_top_p
 from tunix.rl.rollout.base_rollout import BaseRollout, RolloutConfig, RolloutOutput
 
+from constants import RunConstants
 from model import devices, faster_on_cpu, llama
 from model.log_probs import log_probs_of_states
 
@@ -44,7 +45,7 @@ GENERATION_CONFIGS = {
 }
 
 
-def sampling_config(c, config_name: str = "", **changes: Any) -> RolloutConfig:
+def sampling_config(c: RunConstants, config_name: str = "", **changes: Any) -> RolloutConfig:
     """How to sample answers: as in training, or with an entry of GENERATION_CONFIGS."""
     if config_name:
         how = GENERATION_CONFIGS[config_name]
@@ -53,6 +54,11 @@ def sampling_config(c, config_name: str = "", **changes: Any) -> RolloutConfig:
     P, T = c.MAX_PROMPT_LENGTH, c.TOTAL_GENERATION_STEPS
     lengths = dict(max_prompt_length=P, max_tokens_to_generate=T, kv_cache_size=P + T)
     return RolloutConfig(**how, **lengths, **changes)
+
+
+def has_end(tokens: Sequence[np.ndarray], eos_ids: Sequence[int]) -> np.ndarray:
+    """Whether each answer has an end-of-sequence token: bool [N]."""
+    return np.array([np.isin(eos_ids, ids).any() for ids in tokens])
 
 
 def right_padded(rows: Sequence[Sequence[Any]], width: int, fill: Any, dtype) -> np.ndarray:

@@ -21,6 +21,8 @@ from tunix.generate.mappings import MappingConfig
 from tunix.generate.utils import build_flat_dict
 from tunix.rl.rollout.base_rollout import BaseRollout, RolloutConfig, RolloutOutput
 
+from constants import RunConstants
+
 OUTPUT_LAYER = "base.decoder.logits_dense.kernel"
 # The name in tpu-inference 0.32; MaxText 0.2.5 still has an older one. Drop this when they agree.
 OUTPUT_LAYERS = {"qwen3-0.6b": "lm_head.weight"}
@@ -122,7 +124,7 @@ def sync_gain(
 
 
 def engine_config(
-    c, folder: Path, rollout_mesh: jax.sharding.Mesh, eos_ids: tuple[int, ...]
+    c: RunConstants, folder: Path, rollout_mesh: jax.sharding.Mesh, eos_ids: tuple[int, ...]
 ) -> dict:
     """Tunix's `RolloutConfig` fields for vLLM, other than sampling.
 

@@ -29,6 +29,7 @@ from tokenizers.decoders import DecodeStream
 
 from run.run_files import read_lines
 from settings import write_whole
+from task.run_grader import Grader
 
 DECIMALS = 5  # of log-probs and advantages; the ratio of two then has an error of 1e-5
 
@@ -59,10 +60,10 @@ def token_texts(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
 
 def question_rows(
     tokenizer,  # Tunix's adapter
-    grader,  # from `run_grader.make_grader`
+    grader: Grader,
     num_generations: int,  # G
     completions: np.ndarray,  # int32 [N, T], right-padded; the G answers to a question side by side
-    # questions' columns, completions, rewards, points by function; arrays [N]
+    # `Samples.graded`, rewards, points by function; arrays [N]
     graded: Mapping[str, Any],
     *,
     advantages: np.ndarray,  # float [N], or [N, T]
@@ -72,24 +73,25 @@ def question_rows(
 ) -> list[dict[str, Any]]:
     """The part of a line that describes a question and its answers, for each question."""
     correct, lenient = grader.score(**graded) >= 1, grader.right_lenient(**graded)
-    # ADVANTAGE=turn; the advantage of an episode is that of its first turn
-    to_go = advantages.ndim == 2
+    formed, episodes = grader.format_right(**graded), graded.get("episodes")
+    per_token = advantages.ndim == 2  # then the advantage of an answer is its first own token's
     rows = []
     for i, text in enumerate(graded["completions"]):
         tokens = completions[i][completions[i] != tokenizer.pad_id()].tolist()
+        episode = None if episodes is None else episodes[i]
+        first = episode.turn.index(0) if episode else 0
+        ended = episode.terminated if episode else not set(tokenizer.eos_ids).isdisjoint(tokens)
         answer = {
             "text": text,
             "tokens": tokens,
             "pieces": token_texts(tokenizer.tokenizer.backend_tokenizer, tokens),
             "points": {name: float(points[i]) for name, points in graded["points"].items()},
             "reward": float(graded["rewards"][i]),
-            "advantage": rounded(advantages[i, text.turn.index(0)] if to_go else advantages[i]),
+            "advantage": rounded(advantages[i, first] if per_token else advantages[i]),
             "correct": bool(correct[i]),
             "correct_lenient": bool(lenient[i]),
-            "format_ok": grader.format_right(text),
-            "cut_off": not getattr(
-                text, "terminated", not set(tokenizer.eos_ids).isdisjoint(tokens)
-            ),
+            "format_ok": bool(formed[i]),
+            "cut_off": not ended,
             "counts": bool(counts[i]),
         }
         for name in ("log_prob", "log_prob_after", "log_prob_reference"):
@@ -97,10 +99,10 @@ def question_rows(
             answer[name] = (
                 values if values is None else [rounded(x) for x in values[i, : len(tokens)]]
             )
-        if hasattr(text, "turn"):  # an episode
-            each = np.broadcast_to(advantages[i], max(len(text.turn), advantages[i].size))
-            own = [rounded(value) if turn >= 0 else 0.0 for turn, value in zip(text.turn, each)]
-            answer |= {"turn": text.turn, "rewards": text.rewards, "advantages": own}
+        if episode:
+            each = np.broadcast_to(advantages[i], max(len(episode.turn), advantages[i].size))
+            own = [rounded(value) if turn >= 0 else 0.0 for turn, value in zip(episode.turn, each)]
+            answer |= {"turn": episode.turn, "rewards": episode.rewards, "advantages": own}
         rows.append(answer)
     return [
         {name: str(graded[name][i]) for name in ("question", "answer", "data_source")}
@@ -131,15 +133,13 @@ def append_step(
 
     before, after = log_prob
     mask, advantages, samples = flat(batch.mask), flat(batch.advantage), samples.flat()
-    graded = dict(
-        completions=samples.answers.texts, points=samples.reward_parts, rewards=samples.rewards
-    )
+    graded = samples.graded | dict(points=samples.reward_parts, rewards=samples.rewards)
     rows = question_rows(
         tokenizer,
         grader,
         c.NUM_GENERATIONS,
         samples.answers.completion_ids,
-        samples.questions | graded,
+        graded,
         advantages=advantages[:, 0] if advantages.shape[1] == 1 else advantages,
         counts=mask.any(axis=1),
         log_prob=whole(before).reshape(mask.shape),

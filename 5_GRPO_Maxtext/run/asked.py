@@ -13,9 +13,10 @@ import numpy as np
 from tunix.rl.algo_core import compute_advantages
 
 import settings
+from constants import RunConstants
 from model.rollout import right_padded
+from plain_text import escape_controls
 from run import answers, page
-from run.plain_text import escape_controls
 from task.grading import grade, grade_lenient
 from task.questions import GRADED
 
@@ -87,7 +88,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]], grader) -> None:
     print(f"answers:  {path}")
 
 
-def token_log_probs(c, rollout, output) -> np.ndarray:
+def token_log_probs(c: RunConstants, rollout, output) -> np.ndarray:
     """Log-probs [N, T] of one engine's answers under another's weights at temperature 1."""
     # [N, T]
     tokens = right_padded(output.tokens, c.TOTAL_GENERATION_STEPS, rollout.pad_id(), np.int32)
@@ -98,7 +99,9 @@ def token_log_probs(c, rollout, output) -> np.ndarray:
     )
 
 
-def write_page(c, path: Path, tokenizer, rows, output, log_probs, grader, about: str) -> None:
+def write_page(
+    c: RunConstants, path: Path, tokenizer, rows, output, log_probs, grader, about: str
+) -> None:
     """Writes the page: each question with its answers, rewards, advantages and tokens.
 
     `log_probs` are from `token_log_probs`, before and after training; only one for an untrained

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from etils import epath
 
+from constants import RunConstants
 from model.versions import first_line
 from run.run_files import is_step, read_object
 from settings import UserError
@@ -210,7 +211,7 @@ def save(
     params,
     opt_state,
     loop: dict[str, Any],
-    c,
+    c: RunConstants,
     run_id: str = "",
 ) -> None:
     """Saves what a run needs to continue after `step` steps, unless that checkpoint already exists.

@@ -8,22 +8,22 @@ later.
 import importlib.util
 import itertools
 
-from constants import Machine
-from run.machine import CARDS, parse_machine
+from constants import Machine, RunConstants
+from machines import CARDS, parse_machine
 from settings import UserError, names_in
 from task import questions, run_grader
 
 VLLM_TEMPERATURE = 2  # vLLM 0.32 refuses a request above it
 
 
-def refuse(c) -> None:
+def refuse(c: RunConstants) -> None:
     """Checks every constant we can without the model; raises UserError."""
     combinations(c)
     paths(c)
     template(c)
 
 
-def combinations(c) -> None:
+def combinations(c: RunConstants) -> None:
     """Constants that contradict each other."""
     vllm, ahead, world = c.ROLLOUT_ENGINE == "vllm", c.ROLLOUTS == "one-step-ahead", c.ENVIRONMENT
     micro = c.TRAIN_MICRO_BATCH_SIZE
@@ -179,7 +179,7 @@ def combinations(c) -> None:
             raise UserError(f"{name}={getattr(c, name)}: {message}")
 
 
-def paths(c) -> None:
+def paths(c: RunConstants) -> None:
     """Checks the names of files and folders."""
     for name in ("MODEL", "DATASET", "TEST_DATASET", "REWARD_FUNC", "ENVIRONMENT", "RUN_DIR"):
         if "gs://" in getattr(c, name):
@@ -200,7 +200,7 @@ def paths(c) -> None:
         )
 
 
-def template(c) -> None:
+def template(c: RunConstants) -> None:
     """Refuses a TEMPLATE without the question, which would give the same prompt every time."""
     mark = "the question"
     try:
@@ -222,7 +222,7 @@ def template(c) -> None:
         )
 
 
-def rollout_engine(c) -> None:
+def rollout_engine(c: RunConstants) -> None:
     """Refuses vLLM if it isn't installed. Not in `refuse`, because a dry run plans for another
     machine.
     """

@@ -21,14 +21,15 @@ import jax
 import numpy as np
 
 import settings
+from constants import RunConstants
+from machines import CHIPS
 from model import devices, llama, versions
 from run import checkpoints, checks, memory, run_files, run_folder, start
-from run.machine import CHIPS
 from settings import UserError, find_path, reachable
 from task import questions
 
 
-def dry_run(c, arguments: Sequence[str], course: ModuleType, tables) -> None:
+def dry_run(c: RunConstants, arguments: Sequence[str], course: ModuleType, tables) -> None:
     """Checks everything it can without training, prints what would happen, and changes nothing.
 
     On a machine that couldn't train the model, it checks chips against memory.SLICES and reports
@@ -82,7 +83,7 @@ def dry_run(c, arguments: Sequence[str], course: ModuleType, tables) -> None:
     print(f"dry run  nothing but memory can stop the run ({fits}); nothing was written")
 
 
-def on_target(c) -> bool:
+def on_target(c: RunConstants) -> bool:
     """Whether this machine could train the model: any for a small one, else a TPU or GPU."""
     return not c.MACHINE and (settings.is_small(c.MODEL) or jax.default_backend() != "cpu")
 
@@ -115,7 +116,7 @@ def find_model(model: str, weights: bool):
     return (None if "tokenizer" in missing else folder), hf, source + unchecked
 
 
-def check_data(c, hf, tokenizer, course: ModuleType) -> None:
+def check_data(c: RunConstants, hf, tokenizer, course: ModuleType) -> None:
     """Checks questions and rewards, and prints how many there are; `tokenizer` None is out of
     reach.
     """
@@ -139,7 +140,7 @@ def check_data(c, hf, tokenizer, course: ModuleType) -> None:
     print(f"rewards  {grader}")
 
 
-def check_paths(c, hf, trained: int) -> None:
+def check_paths(c: RunConstants, hf, trained: int) -> None:
     """Checks that RUN_DIR and CHECKPOINT_DIR are writable and hold `trained` parameters."""
     folder = Path(c.RUN_DIR or "runs")
     if (folder / "constants.json").exists():
@@ -184,7 +185,7 @@ START = np.array([20.0, 45.0])
 # assumed
 
 
-def hours(c, parameters: int, kind: str, chips: int) -> dict[str, np.ndarray]:
+def hours(c: RunConstants, parameters: int, kind: str, chips: int) -> dict[str, np.ndarray]:
     """Hours by part, [optimistic, pessimistic], on `chips` chips of a `kind` in CHIPS with known
     speed.
 

@@ -7,13 +7,17 @@ chance alone would produce one as lopsided in fewer than 5 % of cases (exact McN
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from run.health import Sentence
 from task.grading import is_close, parse_number
 from task.questions import GRADED
+from task.run_grader import Grader
+
+if TYPE_CHECKING:  # it imports jax, which takes a second
+    from task.task import Answers
 
 type Result = Mapping[str, Any]  # of an evaluation
 
@@ -47,8 +51,8 @@ HELD_OUT = {  # columns: figures of `evaluate`, on rows where a step ends with o
 }
 
 
-def grade(grader, rows: Sequence[Mapping[str, str]], answers) -> dict[str, Any]:
-    """Grades an answer (`Answers` of model/llm.py) to each of Q questions.
+def grade(grader: Grader, rows: Sequence[Mapping[str, str]], answers: "Answers") -> dict[str, Any]:
+    """Grades an answer (`Answers` of task/task.py) to each of Q questions.
 
     Returns:
         Shares `answer_accuracy` (right, in the requested format), `lenient_accuracy` (the last
@@ -60,9 +64,10 @@ def grade(grader, rows: Sequence[Mapping[str, str]], answers) -> dict[str, Any]:
     """
     texts = answers.texts.tolist()
     columns = {name: [row[name] for row in rows] for name in GRADED}
-    scores = grader.score(texts, **columns)
-    correct, lenient = scores >= 1, grader.right_lenient(texts, **columns)
-    formed = np.array([grader.format_right(text) for text in texts])
+    columns |= {"completions": texts, "episodes": answers.episodes}
+    scores = grader.score(**columns)
+    correct, lenient = scores >= 1, grader.right_lenient(**columns)
+    formed = grader.format_right(**columns)
     close = [
         is_close(text, row["answer"], 0.1)
         for text, row in zip(texts, rows, strict=True)

@@ -19,8 +19,9 @@ import jax
 import transformers
 
 import settings
+from constants import RunConstants
+from machines import TPU, Machine, compiled, parse_machine
 from model import devices, lora
-from run.machine import TPU, Machine, compiled, parse_machine
 from settings import HERE, UserError
 
 GIB = 2**30
@@ -45,17 +46,19 @@ def published_config(model: str = LLAMA_3_1_8B):
 
 
 # %% Disk ------------------------------------------------------------------------------------------
-def trained_parameters(c, hf, parameters: int) -> int:
+def trained_parameters(c: RunConstants, hf, parameters: int) -> int:
     """Number of trained parameters: LoRA's A and B, or all."""
     return lora.count_parameters(hf, c.LORA_RANK, c.LORA_TARGETS) if c.LORA_RANK else parameters
 
 
-def checkpoint_bytes(c, trained: int) -> int:
+def checkpoint_bytes(c: RunConstants, trained: int) -> int:
     """Size of one checkpoint: the trained parameters and two Adam moments of each."""
     return 3 * trained * BYTES[c.WEIGHT_DTYPE]
 
 
-def check_disk(c, trained: int, checkpoints: str, kept: int = 0, download: int = 0) -> None:
+def check_disk(
+    c: RunConstants, trained: int, checkpoints: str, kept: int = 0, download: int = 0
+) -> None:
     """Raises UserError if there's no room for what a run will still write.
 
     That's `download` bytes from the hub, and the checkpoints in the folder `checkpoints`, of which
@@ -92,7 +95,7 @@ def existing(path: Path) -> Path:
 
 
 # %% Estimates without compiling -------------------------------------------------------------------
-def weight_copies(c) -> int:
+def weight_copies(c: RunConstants) -> int:
     """Copies of the model in the trainer's memory: 2 if the reference has its own weights on the
     chips.
     """
@@ -110,18 +113,21 @@ class Estimate(NamedTuple):
     taken: float = 0.0  # weights and reference, if vLLM shares their chips; 0 if it has its own
     weights: float = 0.0  # vLLM's
     cache: float = 0.0  # vLLM's keys and values of one step's answers at their full length
+    sync: float = 0.0  # the most while vLLM gets new weights, which it does without its cache
 
     def shares(self, limit: float, peak: float) -> tuple[float, float]:
         """The range of HBM_UTILIZATION_VLLM if a chip has `limit` GiB and training takes `peak` of
-        it.
+        it; empty, ending at 0, if the weights can't be handed over.
         """
         least = math.ceil(100 * (self.taken + self.weights + self.cache) / limit) / 100
+        if self.sync > limit:
+            return least, 0.0
         return least, math.floor(
             100 * (self.taken + limit - peak) / limit
         ) / 100 if self.taken else 1.0
 
 
-def estimate(c, hf, parameters: int, trainer: list, rollout_mesh) -> Estimate:
+def estimate(c: RunConstants, hf, parameters: int, trainer: list, rollout_mesh) -> Estimate:
     """A run's memory per chip; `trainer` and `rollout_mesh` come from `devices.plan_devices`."""
     a_number = BYTES[c.WEIGHT_DTYPE] / GIB
     taken = weight_copies(c) * parameters * a_number / len(trainer)  # before the optimizer exists
@@ -138,7 +144,13 @@ def estimate(c, hf, parameters: int, trainer: list, rollout_mesh) -> Estimate:
     tokens /= rollout_mesh.shape["data"]
     cache = 2 * hf.num_hidden_layers * heads * hf.head_dim * itemsize * tokens / GIB
     beside = taken if rollout_mesh.devices.flat[0] in trainer else 0.0
-    return Estimate(taken + moments, beside, parameters * itemsize / tensor / GIB, cache)
+    weights = parameters * itemsize / tensor / GIB
+    # Tunix hands the weights over op by op: LoRA's merged copy, then all layers one by one, then
+    # vLLM's new weights while it still has the old ones. A test in test_vllm_path.py measures it.
+    ends = (1 if hf.tie_word_embeddings else 2) * hf.vocab_size * hf.hidden_size
+    copied = parameters - ends + (parameters if c.LORA_RANK else 0)
+    sync = taken + moments + copied * a_number / len(trainer) + (2 * weights if beside else 0.0)
+    return Estimate(taken + moments, beside, weights, cache, sync)
 
 
 # %% Compiled results ------------------------------------------------------------------------------
@@ -158,7 +170,7 @@ MODEL_SIZES = (
 )
 
 
-def kind_and_batch(c) -> tuple[tuple, tuple]:
+def kind_and_batch(c: RunConstants) -> tuple[tuple, tuple]:
     """What two runs must have in common to be compared, and the sizes that memory grows with."""
     kind = (
         c.BETA > 0,
@@ -187,7 +199,7 @@ def kind_and_batch(c) -> tuple[tuple, tuple]:
     )
 
 
-def committed_peaks(c, hf, name: str) -> tuple[float, float]:
+def committed_peaks(c: RunConstants, hf, name: str) -> tuple[float, float]:
     """Lower and upper bound of the GiB per chip of a run's largest program on a machine, by the
     compiler.
 
@@ -212,7 +224,7 @@ def committed_peaks(c, hf, name: str) -> tuple[float, float]:
 
 
 # %% Will it fit -----------------------------------------------------------------------------------
-def plan_memory(c, hf, parameters: int) -> str:
+def plan_memory(c: RunConstants, hf, parameters: int) -> str:
     """Prints which devices train and generate, and whether it fits; returns where, in a sentence.
 
     Plans for MACHINE, or this machine's TPU or GPUs, or else all SLICES. Raises UserError with the
@@ -239,7 +251,7 @@ def plan_memory(c, hf, parameters: int) -> str:
     return "; ".join(f"{words}: {', '.join(names)}" for words, names in machines.items() if names)
 
 
-def planned(c, hf, parameters: int, machine: Machine) -> tuple[str, str]:
+def planned(c: RunConstants, hf, parameters: int, machine: Machine) -> tuple[str, str]:
     """Returns "fits" or "unknown", and a sentence; raises UserError if the run can't fit the
     machine.
     """
@@ -259,7 +271,9 @@ def planned(c, hf, parameters: int, machine: Machine) -> tuple[str, str]:
     )
 
 
-def verdict(c, machine: Machine, trains: int, needs: Estimate, peak: float, source: str) -> str:
+def verdict(
+    c: RunConstants, machine: Machine, trains: int, needs: Estimate, peak: float, source: str
+) -> str:
     """Says how well a run fits if `trains` of the chips train; raises UserError if it doesn't.
 
     Training takes `peak` GiB of each; `source` is where that comes from, such as "compiled
@@ -281,6 +295,11 @@ def verdict(c, machine: Machine, trains: int, needs: Estimate, peak: float, sour
     fits = f"{trains} of {machine.chips} chips train, {source} {peak:.1f} of {limit}"
     if not needs.weights:
         return fits
+    if needs.sync > machine.gib:
+        raise UserError(
+            f"ROLLOUT_ENGINE=vllm: handing the new weights to vLLM takes {needs.sync:.1f} of "
+            f"{limit}; take a larger machine, or set ROLLOUT_ENGINE=maxtext"
+        )
     least, most = needs.shares(machine.gib, peak)
     if least > most:
         beside = f", training {peak:.1f} of the same" if needs.taken else ""

@@ -7,16 +7,15 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import psutil
 from tqdm import tqdm
 
 import settings
-from run.plain_text import escape_controls
+from plain_text import escape_controls
 from settings import UserError
 
 # compilation cache shared by runs; safe to delete
@@ -114,28 +113,23 @@ def full_disk(folder) -> Iterator[None]:
         log.removeFilter(not_of_orbax)  # the rest stays: their threads may outlive the block
 
 
-def traced(steps: Iterable[Any], folder: str) -> Iterator[Any]:
-    """Yields `steps`, with jax's profiler on during the PROFILED_STEP-th, which ends with the next
-    one.
-
-    TensorBoard looks for the trace in `folder` (empty = no trace).
-    """
+def check_profile_dir(folder: str) -> None:
+    """Makes PROFILE_DIR before there's a step to lose; UserError if that fails."""
     try:
-        if folder and "://" not in folder:  # before there is a step to lose
+        if folder and "://" not in folder:
             Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"PROFILE_DIR={folder}: {error.strerror}; choose another folder") from None
+
+
+def profiler(folder: str) -> contextlib.AbstractContextManager:
+    """Writes a profile of the block for TensorBoard into `folder` (empty = no profile)."""
+    if not folder:
+        return contextlib.nullcontext()
     options = jax.profiler.ProfileOptions()
     # tracing Python calls would make the file a hundred times larger
     options.python_tracer_level = 0
-    for count, step in enumerate(steps, start=1):
-        now = folder and count == PROFILED_STEP
-        with (
-            jax.profiler.trace(folder, profiler_options=options)
-            if now
-            else contextlib.nullcontext()
-        ):
-            yield step
+    return jax.profiler.trace(folder, profiler_options=options)
 
 
 def memory_gib() -> dict[str, float]:

@@ -15,9 +15,10 @@ import psutil
 from etils import epath
 
 import settings
+from constants import RunConstants
+from plain_text import escape_controls, fenced, table_cell
 from run import evaluation, page
 from run.evaluation import Result
-from run.plain_text import escape_controls, fenced, table_cell
 from run.run_folder import RunFolder
 from task import questions
 
@@ -35,7 +36,7 @@ KEPT = (  # in result.json
 
 
 def introduce(
-    c, folder: RunFolder, parameters: int, trained: int, model_folder, hf, task, rows
+    c: RunConstants, folder: RunFolder, parameters: int, trained: int, model_folder, hf, task, rows
 ) -> None:
     """Prints what is about to run: model, data, rewards, step, run.
 
@@ -98,7 +99,7 @@ def example(before: Result, after: Result) -> str:
     )
 
 
-def write(c, folder: RunFolder, source: str) -> None:
+def write(c: RunConstants, folder: RunFolder, source: str) -> None:
     """Writes the reports from the files in the run's folder, and prints report.md.
 
     The test questions come from `source`. For processes that were stopped, the total time only
@@ -108,7 +109,7 @@ def write(c, folder: RunFolder, source: str) -> None:
         write_from_files(c, folder, source)
 
 
-def write_from_files(c, folder: RunFolder, source: str) -> None:
+def write_from_files(c: RunConstants, folder: RunFolder, source: str) -> None:
     """`write`; what's odd in a file of the run is an error of any type."""
     logs, read = folder.logs, page.read(folder.logs)
     before, after, log = *read.tests.values(), read.log

@@ -14,7 +14,14 @@ from task.run_grader import WANT_THINK_TAGS
 
 SCALAR = (str, int, float)
 # Types of what's read from run.json and constants.json.
-NOTE = {"run_id": str, "RUN_DIR": str, "command": str, "saved": int, "identity": dict}
+NOTE = {
+    "run_id": str,
+    "RUN_DIR": str,
+    "command": str,
+    "saved": int,
+    "saved_at": float,
+    "identity": dict,
+}
 TEXTS = ("MODEL", "TEACHER", "DATASET", "TEST_DATASET", "REWARDS", "REWARD_FUNC", "METHOD")
 TEXTS += ("ENVIRONMENT", "CHECKPOINT_DIR", "LORA_TARGETS", "TEMPLATE", "SYSTEM_PROMPT")
 NUMBERS = ("NUM_BATCHES", "NUM_TEST_QUESTIONS", "EVAL_QUESTIONS", "LORA_RANK", "LORA_ALPHA")
@@ -29,11 +36,7 @@ def newest_run() -> Path | None:
     """
     runs = [path.parent for path in Path("runs").rglob("constants.json")]
     notes = {run: read_object(run / "run.json") or {} for run in runs if run.name[:5] != "host_"}
-    saved = {
-        run: note.get("saved_at") or (run / "run.json").stat().st_mtime  # an older version's run
-        for run, note in notes.items()
-        if "saved" in note
-    }
+    saved = {run: note["saved_at"] for run, note in notes.items() if "saved_at" in note}
     return max(saved, key=saved.__getitem__, default=None)
 
 

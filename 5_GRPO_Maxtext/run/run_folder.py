@@ -26,7 +26,9 @@ from typing import Any
 import jax
 from etils import epath
 
+import reward_func
 import settings
+from constants import RunConstants
 from model import devices, llama
 from model.versions import first_line
 from run import checkpoints, process
@@ -35,8 +37,9 @@ from run.run_files import GRADERS, read_constants, read_object
 from settings import UserError, find_path
 from task import code_grading, grading, task_rewards
 from task.questions import GRADED
-from task.run_grader import COURSE_REWARDS
+from task.run_grader import course_rewards
 
+HUB = "commit "  # begins the identity of a model from the hub
 FREE_TO_CHANGE = {"RUN_DIR", "DRY_RUN", "PROFILE_DIR"}  # when a run is resumed
 
 
@@ -72,7 +75,7 @@ class RunFolder:
         """Where `keep` copies the files to, if there's a CHECKPOINT_DIR."""
         return epath.Path(self.checkpoints) / self.logs.relative_to(self.path)
 
-    def same(self, now: Mapping[str, str], c) -> None:
+    def same(self, now: Mapping[str, str], c: RunConstants) -> None:
         """Notes the identity of a new run; raises UserError if the run was started with something
         else.
         """
@@ -104,7 +107,7 @@ class RunFolder:
 
 
 @contextlib.contextmanager
-def open_folder(c, arguments: Sequence[str] = ()) -> Iterator[RunFolder]:
+def open_folder(c: RunConstants, arguments: Sequence[str] = ()) -> Iterator[RunFolder]:
     """Makes the folder of a run, or checks that the run in it was started with the same constants.
 
     Raises UserError if it wasn't, or the folder is unusable; Stopped on Ctrl-C in the block.
@@ -188,7 +191,7 @@ def parts(note: Mapping[str, Any], command: str, done: int, steps: int) -> list[
     return [part for part in earlier if part["done"] < done] + [{"command": command, "done": done}]
 
 
-def kept_constants(c) -> dict[str, Any]:
+def kept_constants(c: RunConstants) -> dict[str, Any]:
     """The constants that a resumed run must match."""
     return {
         name: value for name, value in dataclasses.asdict(c).items() if name not in FREE_TO_CHANGE
@@ -222,7 +225,7 @@ def lock(logs: Path, folder: Path) -> int:
     return descriptor
 
 
-def check_same_constants(c, saved: Mapping[str, Any], folder: Path) -> None:
+def check_same_constants(c: RunConstants, saved: Mapping[str, Any], folder: Path) -> None:
     """Refuses to resume with constants that differ from `saved`, except a larger NUM_BATCHES."""
     mine = kept_constants(c)
     if odd := sorted(mine.keys() ^ saved.keys()):
@@ -242,7 +245,7 @@ def check_same_constants(c, saved: Mapping[str, Any], folder: Path) -> None:
 
 # %% What a run is made of -------------------------------------------------------------------------
 def identity(
-    c, rows: Mapping[str, Sequence[Mapping]], names: Sequence[str], course: str
+    c: RunConstants, rows: Mapping[str, Sequence[Mapping]], names: Sequence[str], course: str
 ) -> dict[str, str]:
     """Digests of the content of what a run uses, by constant; DATASET stands for all but the test
     questions.
@@ -252,7 +255,7 @@ def identity(
     imports or reads; GRADERS is the course's own code that grades.
     """
     files = {name: getattr(c, name, "") for name in ("REWARD_FUNC", "METHOD", "ENVIRONMENT")}
-    if not set(COURSE_REWARDS).isdisjoint(names):
+    if not course_rewards(reward_func).keys().isdisjoint(names):
         files["reward_func.py"] = course
     code = {
         name: ast.dump(ast.parse(find_path(file).read_bytes()))
@@ -285,7 +288,9 @@ def code_of(module: ModuleType) -> str:
     return ast.dump(tree)
 
 
-def change_message(kept: Mapping[str, str], now: Mapping[str, str], c, where: str) -> str:
+def change_message(
+    kept: Mapping[str, str], now: Mapping[str, str], c: RunConstants, where: str
+) -> str:
     """What has changed since the run in `where`, such as "RUN_DIR=runs/mine", was started; "" if
     nothing.
 
@@ -295,7 +300,9 @@ def change_message(kept: Mapping[str, str], now: Mapping[str, str], c, where: st
     names = [
         name
         for name in now
-        if len(kept.get(name, "")) == len(now[name]) and kept[name] != now[name]
+        if name in kept
+        and kept[name] != now[name]
+        and kept[name].startswith(HUB) == now[name].startswith(HUB)
     ]
     places = [
         "DATASET" if name == "TEST_DATASET" and not c.TEST_DATASET else name for name in names
@@ -309,16 +316,13 @@ def change_message(kept: Mapping[str, str], now: Mapping[str, str], c, where: st
 
 
 def model_digest(model: str) -> str:
-    """A hub model's commit; else the digest of a folder's weights and the files beside them.
-
-    Older runs' are of fewer files, and of another length, so `change_message` skips these.
-    """
+    """A hub model's commit; else the digest of a folder's weights and the files beside them."""
     folder, _ = llama.fetch_model(model)
     if not find_path(model).is_dir():
-        return folder.name
+        return HUB + folder.name
     files = [*llama.weight_files(folder), *llama.side_files(folder)]
-    digest = hashlib.blake2b(digest_size=60)
+    digest = hashlib.sha256()
     for path in files:
         with open(path, "rb") as file:
-            digest.update(path.name.encode() + hashlib.file_digest(file, "blake2b").digest())
+            digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()

@@ -11,20 +11,22 @@ from typing import Any
 import jax
 import numpy as np
 
+import reward_func
 import settings
+from constants import RunConstants
 from grpo_variants import own_functions
+from machines import machine_defaults
 from model import devices, llama, versions
-from model.llm import Answers, Llm, Pi, load_llm
+from model.llm import Llm, Pi, load_llm
 from run import checkpoints, checks, memory, process, report, run_folder
-from run.machine import machine_defaults
 from run.run_folder import RunFolder
 from settings import UserError
 from task import questions, run_grader, turns
 from task.prompts import check_form, make_prompts
-from task.task import Samples, Task, make_task
+from task.task import Answers, Samples, Task, make_task
 
 
-def prepare(c, tables) -> None:
+def prepare(c: RunConstants, tables) -> None:
     """The first steps of a run and of a dry run."""
     checks.refuse(c)
     versions.prepare_libraries()
@@ -33,7 +35,7 @@ def prepare(c, tables) -> None:
     devices.check_machine(c)
 
 
-def small_samples(c) -> Samples:
+def small_samples(c: RunConstants) -> Samples:
     """Two questions with four answers of up to three tokens, as a run with these constants has
     them; the second group's rewards are equal.
     """
@@ -42,31 +44,31 @@ def small_samples(c) -> Samples:
         turns_of[0] = [0, -1, 1]  # the environment's token between two of the model's
     turn = np.array([turns_of] * B, np.int32)  # [B, G, T]
     rewards = np.array([[0.0, 1, 1, 3], [0, 0, 0, 0]])  # [B, G]
-    texts = np.full((B, G), "<answer>7</answer>", object)
-    for place, text in np.ndenumerate(texts) if c.ENVIRONMENT else ():
-        parts = [0.0] * turn[place].max() + [rewards[place]]
-        to_go = [rewards[place]] * len(parts)
-        told = dict(turn=turn[place].tolist(), to_go=to_go, rewards=parts, terminated=True)
-        texts[place] = turns.Episode(text, **told)
+    episodes = np.full((B, G), None, object) if c.ENVIRONMENT else None
+    for place, total in np.ndenumerate(rewards) if c.ENVIRONMENT else ():
+        parts = [0.0] * turn[place].max() + [total]
+        to_go = [total] * len(parts)
+        episodes[place] = turns.Episode(turn[place].tolist(), to_go, parts, terminated=True)
     ids, log_prob = np.full((B, G, T), 2, np.int32), np.full((B, G, T), -0.5, np.float32)
     answers = Answers(
-        texts=texts,
+        texts=np.full((B, G), "<answer>7</answer>", object),
         prompt_ids=ids,
         completion_ids=ids,
         sampler_log_prob=log_prob,
         turn=turn,
         lengths=np.array([[3, 2, 1, 3]] * B),
         ended=np.ones((B, G), bool),
+        episodes=episodes,
     )
     columns = "prompts", "question", "answer", "data_source", "extra_info", "source", "line"
     asked = {name: np.full((B, G), "7") for name in columns}
     names = settings.names_in(c.REWARDS) if c.REWARDS else ["episode_return"] * bool(c.ENVIRONMENT)
-    names = names or [*run_grader.COURSE_REWARDS, "compute_score"]
+    names = names or [*run_grader.course_rewards(reward_func), "compute_score"]
     parts = OrderedDict((name, rewards / len(names)) for name in names)
     return Samples(asked, answers, parts, rewards, mask=turn >= 0)
 
 
-def check_method(c, tables) -> None:
+def check_method(c: RunConstants, tables) -> None:
     """Tries METHOD's functions on `small_samples`, and on a `Batch` of them. Refuses a function
     that raises, returns a NaN, or a shape other than the page's own; an advantage may also be one
     per token. `rollouts` is first tried in the first step.
@@ -120,7 +122,7 @@ def check_method(c, tables) -> None:
         tried("kl", jax.jit(own["kl"]), log_prob[::-1] - log_prob, shapes=[flat])
 
 
-def checked_grader(c, hf, tokenizer, course, data) -> run_grader.Grader:
+def checked_grader(c: RunConstants, hf, tokenizer, course, data) -> run_grader.Grader:
     """The grader of a run, once constants, model, questions and rewards suit each other.
 
     `data` is from `questions.read_data`, `course` reward_func.py; `tokenizer` None is out of reach.
@@ -128,6 +130,11 @@ def checked_grader(c, hf, tokenizer, course, data) -> run_grader.Grader:
     everything = [row for rows, _ in data.values() for row in rows]
     rewards = c.REWARDS or "episode_return" * bool(c.ENVIRONMENT)
     grader = run_grader.make_grader(rewards, c.REWARD_FUNC, course, everything)
+    if c.OVERLONG_BUFFER and "overlong" in grader.names:
+        raise UserError(
+            f"REWARDS={c.REWARDS}: OVERLONG_BUFFER={c.OVERLONG_BUFFER} adds a reward with the name "
+            "overlong; rename yours"
+        )
     llama.check_length(c, hf)
     if hf.vocab_size < c.TOP_K:
         fault = f"MODEL={c.MODEL} has {hf.vocab_size:,} tokens; use fewer, or -1 (off)"
@@ -140,7 +147,7 @@ def checked_grader(c, hf, tokenizer, course, data) -> run_grader.Grader:
     return grader
 
 
-def make_splits(c, data, grader: run_grader.Grader, tokenizer, too_long=None):
+def make_splits(c: RunConstants, data, grader: run_grader.Grader, tokenizer, too_long=None):
     """Adds prompts to the questions and holds some out, as a run does; also each split's source in
     words.
 
@@ -160,7 +167,7 @@ def make_splits(c, data, grader: run_grader.Grader, tokenizer, too_long=None):
     return rows, sources
 
 
-def for_this_machine(c, arguments: Sequence[str]):
+def for_this_machine(c: RunConstants, arguments: Sequence[str]):
     """The constants with the defaults for MODEL, once its config.json is here, and for the machine.
 
     Prints the defaults that the machine changes, and why.
@@ -194,7 +201,7 @@ def check_disk(c, hf) -> None:
 
 @contextlib.contextmanager
 def open_run(
-    c, arguments: Sequence[str], course, tables
+    c: RunConstants, arguments: Sequence[str], course, tables
 ) -> Iterator[tuple[Any, Llm, Task, RunFolder]]:
     """Yields the constants (MODEL with the hub's commit), language model, task and run folder."""
     devices.find_devices(c)

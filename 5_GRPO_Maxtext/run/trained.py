@@ -6,10 +6,11 @@ import jax
 from flax import nnx
 from tunix.generate.tokenizer_adapter import TokenizerAdapter
 
+from constants import RunConstants
 from model import llama, lora
 from model.rollout import MaxTextRollout, sampling_config
+from plain_text import escape_controls
 from run import checkpoints, run_folder
-from run.plain_text import escape_controls
 from run.run_files import Checkpoint
 from settings import UserError
 
@@ -46,7 +47,7 @@ def warn_if_model_changed(model: str, checkpoint: Checkpoint, then: str = "") ->
 
 
 def make_rollout(
-    c, tokenizer, answers: int, checkpoint: Checkpoint | None = None
+    c: RunConstants, tokenizer, answers: int, checkpoint: Checkpoint | None = None
 ) -> MaxTextRollout:
     """An engine with MODEL's weights, and LoRA's A and B if the run of `checkpoint` has them.
 

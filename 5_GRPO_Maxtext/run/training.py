@@ -19,13 +19,16 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tqdm import tqdm
 
-from grpo_variants import adaptive_beta, differ
+from constants import RunConstants
 from model import devices
 from model.log_probs import mean_metrics
 from run import answers, checkpoints, health, process
 from run.evaluation import HELD_OUT, in_words
 from run.run_files import read_log
+from schedules import adaptive_beta
 from settings import UserError, write_whole
+from task.run_grader import Grader
+from task.task import Samples, differ
 
 COLUMNS = (  # then, in order of appearance: `sync_gain`, `reward_<function>`, `memory_...`
     "step",
@@ -54,25 +57,25 @@ COLUMNS = (  # then, in order of appearance: `sync_gain`, `reward_<function>`, `
 )
 
 
-def answer_metrics(grader, samples, seconds: float) -> dict[str, float]:
-    """Metrics of a step's answers, `Samples`, by column; `seconds`: how long the step took.
+def answer_metrics(grader: Grader, samples: Samples, seconds: float) -> dict[str, float]:
+    """Metrics of a step's answers by column; `seconds`: how long the step took.
 
     `zero_variance`: share of groups whose G rewards are all equal but for rounding, so they give no
     gradient.
     `distinct`: how many different answers a group has, 1 to G.
     """
     rewards, flat = samples.rewards, samples.flat()  # [B, G], and arrays [N, ...]
-    written = flat.answers
+    written, graded = flat.answers, flat.graded
     return {
         "reward": rewards.mean(),
         "reward_std": rewards.std(axis=1, ddof=1).mean(),  # G - 1, as in the advantage
-        "correct": np.mean(grader.score(written.texts, **flat.questions) >= 1),
-        "format_ok": np.mean([grader.format_right(text) for text in written.texts]),
+        "correct": np.mean(grader.score(**graded) >= 1),
+        "format_ok": np.mean(grader.format_right(**graded)),
         "zero_variance": np.mean(~differ(rewards)),
         "length": written.lengths.mean(),
         "distinct": np.mean([len(set(texts)) for texts in samples.answers.texts]),
         "cut_off": np.mean(~written.ended),
-        "correct_lenient": np.mean(grader.right_lenient(written.texts, **flat.questions)),
+        "correct_lenient": np.mean(grader.right_lenient(**graded)),
         "answers": rewards.size,
         "seconds": seconds,
         "tokens_per_second": written.lengths.sum() / seconds,
@@ -86,7 +89,7 @@ class TrainingLog:
     them.
     """
 
-    def __init__(self, logs: Path, c, first_step: int):
+    def __init__(self, logs: Path, c: RunConstants, first_step: int):
         self._c, self._path, self._resumed = c, logs / "train_log.csv", first_step
         # what `health.check` said at the last step
         self._unhealthy: dict[str, health.Sentence] = {}
@@ -96,7 +99,7 @@ class TrainingLog:
                 f"{self._path} has lost the rows of {lost:,} steps; the run goes on, "
                 "its curves lack them"
             )
-        self._write()
+        self._rewrite()
         (logs / "tensorboard").mkdir(exist_ok=True)
         # Not tensorboardX's SummaryWriter, whose thread dies silently when the disk is full. Here
         # the error reaches the training thread.
@@ -114,24 +117,38 @@ class TrainingLog:
             disable=devices.no_bar(),
         )
 
-    def _write(self) -> None:
-        """Rewrites the file: a later step, or more devices after a resume, can add columns."""
+    def _to_csv(self, rows: Iterable[Mapping[str, float]], header: bool = False) -> str:
+        """Rows as lines of the file."""
         text = io.StringIO()
-        writer = csv.DictWriter(
-            text, dict.fromkeys(itertools.chain(COLUMNS, *self.rows)), restval="nan"
-        )
-        writer.writeheader()
-        for row in self.rows:
-            writer.writerow(
-                row | {name: int(row[name]) for name in ("step", "answers") if name in row}
-            )
-        write_whole(self._path, text.getvalue())
+        writer = csv.DictWriter(text, self._columns, restval="nan")
+        if header:
+            writer.writeheader()
+        for row in rows:
+            whole = {name: int(row[name]) for name in ("step", "answers") if name in row}
+            writer.writerow(row | whole)
+        return text.getvalue()
+
+    def _rewrite(self) -> None:
+        """Writes the whole file, with a column for every metric of its rows."""
+        self._columns = list(dict.fromkeys(itertools.chain(COLUMNS, *self.rows)))
+        write_whole(self._path, self._to_csv(self.rows, header=True))
+
+    def _append(self, row: Mapping[str, float]) -> None:
+        """Adds a row at the end of the file. `read_log` skips half a line, which a kill can leave.
+
+        The first step, or more devices after a resume, add columns: then the file is rewritten.
+        """
+        if row.keys() <= set(self._columns):
+            with open(self._path, "a", encoding="utf-8", newline="") as file:
+                file.write(self._to_csv([row]))
+        else:
+            self._rewrite()
 
     def add(self, row: Mapping[str, float]) -> None:
         """Logs the metrics of a step; they're on the disk when this returns."""
         row = {name: float(value) for name, value in row.items()}
         self.rows.append(row)
-        self._write()
+        self._append(row)
         for name, value in row.items():
             if not math.isnan(value):  # not measured
                 scalar = summary.scalar(name, np.asarray(value))
@@ -166,12 +183,15 @@ class TrainingRun:
         log: rows of train_log.csv.
     """
 
-    def __init__(self, c, llm, task, folder, evaluate):
+    def __init__(self, c: RunConstants, llm, task, folder, evaluate):
         self.c, self.llm, self.task, self.folder, self._evaluate = c, llm, task, folder, evaluate
         self.first_step = 0
         self.beta = c.BETA
         self.carried: dict[str, Any] = {}
         self._nonfinite = 0  # updates in a row
+        # the steps that `save` could note now: none before the first one, and none once an update
+        # has overwritten the weights
+        self._saveable = 0
 
     def __enter__(self) -> "TrainingRun":
         logs = self.folder.logs
@@ -189,8 +209,13 @@ class TrainingRun:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, *error) -> bool | None:
-        return self._stack.__exit__(*error)
+    def __exit__(self, kind, error, traceback) -> None:
+        """Saves the steps before one that a faulty reward, environment or METHOD has stopped."""
+        try:
+            if isinstance(error, UserError) and self._saveable:
+                self.save(self._saveable)
+        finally:
+            self._stack.__exit__(kind, error, traceback)
 
     def restore(self, optimizer):
         """params and opt_state of the newest checkpoint, or else the initial ones."""
@@ -223,33 +248,29 @@ class TrainingRun:
             self.folder.run_id,
         )
 
-    def steps(self, rollouts: Iterable[Any]) -> Iterator[Any]:
-        """Yields the rollouts, one per step. Ctrl-C (or SIGTERM) ends them after the current step.
-
-        Either saves a checkpoint first, and so does a UserError, as from a faulty reward or
-        environment.
+    def steps(self) -> Iterator[int]:
+        """The steps to do, counted from 0. Ctrl-C (or SIGTERM) ends them after the current one, and
+        saves a checkpoint.
         """
+        process.check_profile_dir(self.c.PROFILE_DIR)
         self._held_out(self.first_step)
-        rollouts = iter(rollouts)
-        for step in process.traced(range(self.first_step, self.c.NUM_BATCHES), self.c.PROFILE_DIR):
-            if not devices.all_agree(not self._stop.is_set()):
-                self.save(step)
-                raise KeyboardInterrupt
-            self._started = time.perf_counter()
-            try:
-                if (samples := next(rollouts, None)) is None:
-                    ended = f"rollouts ended before step {step + 1} of {self.c.NUM_BATCHES}"
-                    raise UserError(
-                        f"METHOD={self.c.METHOD}: {ended}; yield (step, samples) for each step"
-                    )
-            except UserError:
-                if step:
-                    self.save(step)
-                raise
-            yield samples
+        for step in range(self.first_step, self.c.NUM_BATCHES):
+            self._stop_if_asked(step)
+            self._started, self._saveable = time.perf_counter(), step
+            profiled = step - self.first_step + 1 == process.PROFILED_STEP
+            with process.profiler(self.c.PROFILE_DIR if profiled else ""):
+                yield step
+        self._stop_if_asked(self.c.NUM_BATCHES)  # else the test questions come next
+
+    def _stop_if_asked(self, done: int) -> None:
+        """Saves a checkpoint of `done` steps and raises KeyboardInterrupt, on any host's Ctrl-C."""
+        if not devices.all_agree(not self._stop.is_set()):
+            self.save(done)
+            raise KeyboardInterrupt
 
     def check_finite(self, step: int, metrics) -> None:
         """Raises UserError if too many updates in a row weren't finite; none was applied."""
+        self._saveable = 0
         c = self.c
         figures = {"loss": float(metrics["loss"]), "gradient norm": float(metrics["grad_norm"])}
         # Both: if only the gradient isn't finite, every update would be skipped silently.

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from constants import RunConstants
 from settings import UserError
 from task.grading import TAGS
 from task.run_grader import THINK_TAGS, WANT_REASONING_TAGS, WANT_THINK_TAGS
@@ -15,7 +16,9 @@ DAY = datetime.date(2024, 7, 26)  # for chat templates that print today's; Llama
 WORD_JOINER = "\u2060"  # has no width
 
 
-def make_prompts(c, rows, source: str, tokenizer, think_tags: bool, too_long: Path | None):
+def make_prompts(
+    c: RunConstants, rows, source: str, tokenizer, think_tags: bool, too_long: Path | None
+):
     """The rows that are short enough, with `prompts`: TEMPLATE inside the model's chat template.
 
     Args:
@@ -98,7 +101,7 @@ def to_prompt(tokenizer, question: str, *, template: str, system_prompt: str) ->
     return prompt
 
 
-def with_prompts(c, rows: list[dict[str, str]], tokenizer, think_tags: bool):
+def with_prompts(c: RunConstants, rows: list[dict[str, str]], tokenizer, think_tags: bool):
     """The rows with `prompts` short enough, and source, line and tokens of each row left out."""
     kept, too_long = [], []
     system_prompt = think_prompt(c.SYSTEM_PROMPT) if think_tags else c.SYSTEM_PROMPT
@@ -114,7 +117,7 @@ def with_prompts(c, rows: list[dict[str, str]], tokenizer, think_tags: bool):
     return kept, too_long
 
 
-def check_form(c, tokenizer, grader) -> None:
+def check_form(c: RunConstants, tokenizer, grader) -> None:
     """Checks that a well-formatted answer survives MODEL's tokenizer and chat template.
 
     UserError if a built-in reward of `grader` couldn't be earned.

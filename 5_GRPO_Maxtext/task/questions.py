@@ -28,7 +28,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from run.plain_text import escape_controls
+from constants import RunConstants
+from plain_text import escape_controls
 from settings import UserError, find_path, reachable
 from task.grading import extract_hash_answer, parse_number
 from task.task_rewards import ground_truth_fault
@@ -304,7 +305,7 @@ def validation_file(source: str) -> Path | None:
     return file if Path(source).stem == "train" and file.exists() else None
 
 
-def read_data(c) -> dict[str, tuple[list[dict[str, str]], str]]:
+def read_data(c: RunConstants) -> dict[str, tuple[list[dict[str, str]], str]]:
     """What `read_questions` gives for `train`, for `test`, and for `validation`, asked during
     training.
 

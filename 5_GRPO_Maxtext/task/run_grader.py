@@ -33,12 +33,6 @@ POINTS_DIGIT = 0.5
 POINTS_HARD_FORMAT = 0.5
 POINTS_MARK = 0.125  # per tag that occurs exactly once
 
-COURSE_REWARDS = (
-    "match_format_exactly",
-    "match_format_approximately",
-    "check_answer",
-    "check_numbers",
-)
 # of a compute_score
 SCORE_ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 WANT_REASONING_TAGS = frozenset({"match_format_exactly", "match_format_approximately"})
@@ -53,21 +47,20 @@ SLOW = (
 )
 
 
+def is_right(completion: str, gold: str) -> bool:
+    """Whether the answer tags hold exactly the gold number; or the gold text, if it's no number."""
+    if parse_number(gold) is None:
+        return (extract_answer(completion) or "").strip() == gold.strip()
+    return grade(completion, gold)
+
+
 # %% The four rewards for <think> answers ----------------------------------------------------------
 # Arguments, return value and errors as in reward_func.py.
 
 
 def correctness_reward(prompts, completions, answer, **kwargs) -> list[float]:
     """POINTS_CORRECT for the right number, or the right text if the ground truth isn't a number."""
-
-    def right(completion: str, gold: str) -> bool:
-        same_text = (
-            parse_number(gold) is None
-            and (extract_answer(completion) or "").strip() == gold.strip()
-        )
-        return same_text or grade(completion, gold)
-
-    return [POINTS_CORRECT * right(*pair) for pair in zip(completions, answer, strict=True)]
+    return [POINTS_CORRECT * is_right(*pair) for pair in zip(completions, answer, strict=True)]
 
 
 def digit_reward(prompts, completions, **kwargs) -> list[float]:
@@ -94,9 +87,9 @@ THINK_REWARDS = {
 }
 
 
-def episode_return(prompts, completions, **kwargs) -> list[float]:
+def episode_return(prompts, completions, episodes, **kwargs) -> list[float]:
     """The discounted return of an ENVIRONMENT episode, with GAMMA."""
-    return [episode.to_go[0] for episode in completions]
+    return [episode.to_go[0] for episode in episodes]
 
 
 # %% Which rewards a run uses ----------------------------------------------------------------------
@@ -125,21 +118,25 @@ class Grader:
         """Whether only the environment rewards: then ending with a reward above 0 is right."""
         return self.names == ("episode_return",)
 
-    def score(self, completions, answer, data_source, extra_info, **columns) -> np.ndarray:
+    def score(
+        self, completions, answer, data_source, extra_info, episodes=None, **columns
+    ) -> np.ndarray:
         """One score per completion, float [N]; 1 or more counts as right.
 
-        Uses `compute_score` if it's one of the rewards; else 1 for exactly the right number in the
-        answer tags, and 0 for anything else.
+        `episodes` are those of ENVIRONMENT. Uses `compute_score` if it's one of the rewards; else 1
+        for what `is_right`, and 0 for anything else.
         """
         if self.by_world:
-            return np.array([float(episode.right) for episode in completions])
+            return np.array([float(episode.right) for episode in episodes])
         if "compute_score" in self.names:
             function = self.functions[self.names.index("compute_score")]
             given = {"answer": answer, "data_source": data_source, "extra_info": extra_info}
             return np.array(function(prompts=None, completions=completions, **given))
-        return np.array([float(grade(*pair)) for pair in zip(completions, answer, strict=True)])
+        return np.array([float(is_right(*pair)) for pair in zip(completions, answer, strict=True)])
 
-    def right_lenient(self, completions, answer, data_source, extra_info, **columns) -> np.ndarray:
+    def right_lenient(
+        self, completions, answer, data_source, extra_info, episodes=None, **columns
+    ) -> np.ndarray:
         """Whether each one's last number is right, or `score` if gold isn't a number; bool [N]."""
         by_number = [not self.by_world and parse_number(str(gold)) is not None for gold in answer]
         lenient = [
@@ -147,15 +144,17 @@ class Grader:
         ]
         if all(by_number):  # nothing to grade a second time
             return np.array(lenient)
-        return np.where(
-            by_number, lenient, self.score(completions, answer, data_source, extra_info) >= 1
-        )
+        right = self.score(completions, answer, data_source, extra_info, episodes) >= 1
+        return np.where(by_number, lenient, right)
 
-    def format_right(self, completion: str) -> bool:
-        """Whether it has the format that the prompt asks for, or the environment ended it."""
+    def format_right(self, completions, episodes=None, **columns) -> np.ndarray:
+        """Whether each one has the format that the prompt asks for, or the environment ended it;
+        bool [N].
+        """
         if self.by_world:
-            return completion.terminated
-        return format_ok(completion, THINK_TAGS if self.think_tags else TAGS)
+            return np.array([episode.terminated for episode in episodes])
+        tags = THINK_TAGS if self.think_tags else TAGS
+        return np.array([format_ok(completion, tags) for completion in completions])
 
     def votes(self, completions: Sequence[str], data_source: str | None = None) -> list[str | None]:
         """Each completion's answer, as the first completion with the same answer spelled it; None
@@ -179,21 +178,32 @@ class Grader:
         return votes
 
 
+def course_rewards(course: ModuleType) -> dict[str, Reward]:
+    """The functions that `course`, reward_func.py, defines, by name and in its order."""
+    return {
+        name: function
+        for name, function in vars(course).items()
+        if name[0] != "_"
+        and inspect.isfunction(function)
+        and function.__module__ == course.__name__  # not imported there
+    }
+
+
 def make_grader(
     rewards: str, reward_file: str, course: ModuleType, rows: Sequence[Mapping]
 ) -> Grader:
     """Finds the rewards of REWARDS and REWARD_FUNC, and checks that they can grade all questions of
     the run.
 
-    `course` is reward_func.py. If REWARDS is empty, its four grade GSM8K's columns, or
+    `course` is reward_func.py. If REWARDS is empty, its functions grade GSM8K's columns, or
     `compute_score` if there's a `reward_file` or the data names another task.
     """
     own = vars(load_file(find_path(reward_file).resolve())) if reward_file else {}
     own = {name: value for name, value in own.items() if name[0] != "_" and callable(value)}
-    known = {name: getattr(course, name) for name in COURSE_REWARDS} | THINK_REWARDS
+    known = course_rewards(course) | THINK_REWARDS
     known |= {"compute_score": task_rewards.compute_score, "episode_return": episode_return} | own
     by_task = reward_file or any(row["data_source"] != "gsm8k" for row in rows)
-    names = ["compute_score"] if by_task else list(COURSE_REWARDS)
+    names = ["compute_score"] if by_task else list(course_rewards(course))
     names = names_in(rewards) if rewards else names
     if missing := [name for name in names if name not in known]:
         place = f"REWARDS={rewards} REWARD_FUNC={reward_file}"
@@ -232,6 +242,8 @@ def call_user_code(what: str, function: Callable, *arguments, **named):
     """
     try:
         return function(*arguments, **named)
+    except UserError:  # of ours, which it called
+        raise
     except (Exception, SystemExit) as error:
         ours = (str(Path(__file__).parent), sys.prefix, sys.base_prefix, "<")
         places = [

@@ -21,6 +21,7 @@ tokenizer's chat template. With a STOP such as "</calc>" an action also ends the
 observation follows unchanged in the same message; the end-of-sequence token then ends the episode.
 """
 
+import dataclasses
 import functools
 import itertools
 import numbers
@@ -31,6 +32,7 @@ import jax
 import numpy as np
 from tunix.rl.rollout.base_rollout import RolloutConfig, RolloutOutput
 
+from constants import RunConstants
 from settings import UserError, find_path
 from task.prompts import as_letters, chat
 from task.run_grader import MAX_REWARD, call_user_code, load_file
@@ -38,18 +40,14 @@ from task.run_grader import MAX_REWARD, call_user_code, load_file
 WORDS = "<first>", "<action>", "<observation>"  # placeholders for messages in a chat template
 
 
-class Episode(str):
-    """The text of an episode, including the environment's, and its rewards."""
+@dataclasses.dataclass(frozen=True)
+class Episode:
+    """What an answer in turns has beside its text and tokens."""
 
     turn: list[int]  # of each token, counted from 0; -1 for the environment's tokens
     to_go: list[float]  # return-to-go of each turn; at least one turn
     rewards: list[float]  # of each action the environment answered
     terminated: bool  # the environment ended it; otherwise it was cut off
-
-    def __new__(cls, text: str, **told):
-        episode = super().__new__(cls, text)
-        vars(episode).update(told)
-        return episode
 
     @property
     def right(self) -> bool:
@@ -191,17 +189,21 @@ class Walker:
         self.texts.append(observation)
         self.fed.extend(tokens)
 
+    def text(self) -> str:
+        """All of the finished episode, including the environment's part."""
+        texts = list(self.texts)
+        if self.action:  # cut off in the middle of an action
+            texts.append(self.tokenizer.decode(self.action, skip_special_tokens=True))
+        return ("" if self.stop else "\n").join(texts)
+
     def episode(self) -> Episode:
         """The finished episode."""
-        if self.action:  # cut off in the middle of an action
-            self.texts.append(self.tokenizer.decode(self.action, skip_special_tokens=True))
-        # of that action: none
+        # of an action that was cut off in the middle: none
         rewards = self.rewards + [0.0] * (len(self.rewards) == max(self.turn))
         to_go = [
             *itertools.accumulate(reversed(rewards), lambda later, now: now + self.c.GAMMA * later)
         ]
         return Episode(
-            ("" if self.stop else "\n").join(self.texts),
             turn=self.turn,
             to_go=to_go[::-1],
             rewards=self.rewards,
@@ -210,12 +212,12 @@ class Walker:
 
 
 def walk(
-    c, rollout, prompts: list[str], questions: Sequence[str], config: RolloutConfig
-) -> RolloutOutput:
+    c: RunConstants, rollout, prompts: list[str], questions: Sequence[str], config: RolloutConfig
+) -> tuple[RolloutOutput, list[Episode]]:
     """Runs an episode of ENVIRONMENT from each prompt; passes each question to its `reset`.
 
     Takes a `MaxTextRollout` and returns the same as its `generate`, with the environment's tokens
-    in `tokens` (their `logprobs` are 0) and an `Episode` for each text.
+    in `tokens` (their `logprobs` are 0), and the episodes.
     """
     tokenizer, limit = rollout.tokenizer, config.max_tokens_to_generate
     stop = getattr(load(c.ENVIRONMENT), "STOP", "")
@@ -235,20 +237,11 @@ def walk(
             sampled = zip(*(x.tolist() for x in columns.send(tokens)), strict=True)
             tokens = np.array([row.take(*token) for row, token in zip(rows, sampled, strict=True)])
         walkers += rows
-    return RolloutOutput(
-        text=[row.episode() for row in walkers],
+    output = RolloutOutput(
+        text=[row.text() for row in walkers],
         logits=None,
         tokens=[np.array(row.tokens, np.int32) for row in walkers],
         left_padded_prompt_tokens=rollout.encode(prompts, config.max_prompt_length),
         logprobs=[np.array(row.log_probs, np.float32) for row in walkers],
     )
-
-
-def ended(output: RolloutOutput, eos_ids: Sequence[int]) -> np.ndarray:
-    """Whether the environment ended an episode, or an answer has an end-of-sequence token: bool
-    [N].
-    """
-    pairs = zip(output.text, output.tokens, strict=True)
-    return np.array(
-        [getattr(text, "terminated", np.isin(eos_ids, tokens).any()) for text, tokens in pairs]
-    )
+    return output, [row.episode() for row in walkers]

@@ -175,8 +175,8 @@ def run_largest() -> None:
     import jax.numpy as jnp
 
     import grpo_llama3_1_8b_demo as demo
+    import machines
     from model import devices, llama, versions
-    from run import machine as machines
     from run import memory
     from tools import fit_check
 

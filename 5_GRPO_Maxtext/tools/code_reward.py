@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import settings
-from run.plain_text import escape_controls
+from plain_text import escape_controls
 from sandbox import box
 from task import code_grading
 

@@ -13,6 +13,7 @@ counts, too.
     old         log-probs under the policy that answered; with NUM_ITERATIONS above 1
     sync        the new weights in vLLM's layout and dtype; a lower bound, because Tunix does it op
                 by op, which takes four times the float32 weights with LoRA, three times without
+                (`memory.estimate` counts these)
     vllm        a step of vLLM's engine, where it's installed; in its own share of the chip
 
 The compiler doesn't report speed, numerics, or the runtime's own memory. ALGORITHM=PPO adds the
@@ -73,13 +74,14 @@ from tunix.generate.utils import transfer_state_with_mappings
 
 import grpo_llama3_1_8b_demo as demo
 import grpo_variants
+import machines
+from constants import RunConstants
+from machines import CARDS, Machine, parse_machine
 from model import devices, llama, lora, versions
 from model.llm import Model, split
 from model.log_probs import log_probs_of_states
 from model.rollout import MaxTextRollout, sampling_config
 from run import checks, dry_run, memory
-from run import machine as machines
-from run.machine import CARDS, Machine, parse_machine
 from settings import UserError
 
 
@@ -92,7 +94,7 @@ class Constants(demo.Constants):
     MODEL: str = memory.LLAMA_3_1_8B
     # Google's names; v5p counts two cores per chip: v5p-8 has 4 chips
     TOPOLOGIES: str = "v5p-8,v6e-8"
-    # in place of TOPOLOGIES: t4, l4, rtx3090, ..., 8xh100; run/cards.csv describes them
+    # in place of TOPOLOGIES: t4, l4, rtx3090, ..., 8xh100; cards.csv describes them
     CARDS: str = ""
     # PPO: with a critic and its optimizer; the update alone
     ALGORITHM: Literal["GRPO", "PPO"] = "GRPO"
@@ -126,7 +128,7 @@ COLUMNS = (
 
 # %% The programs: shapes, dtypes and shardings, without an array ----------------------------------
 def make_programs(
-    c, hf, base, mesh, pad_id: int, done, critic=False, update_alone=False, **machine
+    c: RunConstants, hf, base, mesh, pad_id: int, done, critic=False, update_alone=False, **machine
 ):
     """The programs a run executes on the training chips, with `llama.abstract_model`'s `base` and
     `mesh`.
@@ -233,8 +235,8 @@ def make_programs(
     policy = Model(
         graphdef, rest, temperature, pad_id, c.LOGITS_CLIP, c.NUM_GENERATIONS, mesh, rules
     )
-    use = grpo_variants.choose(c, demo.TABLES)
-    update = functools.partial(demo.update.__wrapped__, use=use, optimizer=optimizer)
+    method = grpo_variants.choose(c, demo.TABLES)
+    update = functools.partial(demo.update.__wrapped__, method=method, optimizer=optimizer)
     beside = (frozen, params, opt_state) if critic else ()
     yield program(
         "update", update, (params, opt_state, policy, batch), reference, beside, donated=(1, 2)
@@ -275,7 +277,7 @@ def make_programs(
         yield program("sync", sync, (everything,), opt_state, reference)
 
 
-def abstract_lora(c, plain: TunixMaxTextAdapter, mesh, config) -> TunixMaxTextAdapter:
+def abstract_lora(c: RunConstants, plain: TunixMaxTextAdapter, mesh, config) -> TunixMaxTextAdapter:
     """`lora.add_lora` on an abstract model: another one, abstract too."""
 
     def add(plain):

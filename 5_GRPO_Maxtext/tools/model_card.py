@@ -10,7 +10,7 @@ import huggingface_hub
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from run.plain_text import escape_controls
+from plain_text import escape_controls
 from run.report import comparison_table
 from run.run_files import Checkpoint, read_object, what_is_right
 from settings import find_path, names_in

@@ -11,8 +11,8 @@ network.
 from pathlib import Path
 
 import settings
+from plain_text import escape_controls
 from run import page, run_files
-from run.plain_text import escape_controls
 from settings import UserError
 
 

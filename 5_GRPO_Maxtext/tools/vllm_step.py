@@ -20,11 +20,13 @@ from tpu_inference.layers.jax.sample.sampling_metadata import TPUSupportedSampli
 from tpu_inference.models.jax.llama3 import LlamaForCausalLM
 from tpu_inference.runner.kv_cache import get_kv_cache_shape_with_mesh
 
+from constants import RunConstants
+
 # vLLM's defaults on a v6e: at once, per step; tokens of a page
 SEQUENCES, TOKENS, PAGE = 256, 2048, 64
 
 
-def step_program(c, hf, mesh: Mesh, chip: str):
+def step_program(c: RunConstants, hf, mesh: Mesh, chip: str):
     """A step that reads TOKENS tokens of SEQUENCES answers and samples a token of each.
 
     `mesh` is ("data", "model") of the chips that generate, of the kind `chip`: "v5e", "v5p" or

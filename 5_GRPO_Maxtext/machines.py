@@ -10,10 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-FOLDER = Path(__file__).resolve().parent
-ASSETS = FOLDER.parent / "assets"
-# tokens, of a TPU's flash attention: a longer sequence has to be a multiple of it
-FLASH_BLOCK = 512
+HERE = Path(__file__).resolve().parent
+ASSETS = HERE / "assets"
 
 
 class Machine(NamedTuple):
@@ -58,7 +56,7 @@ def rows_of(path: Path) -> Iterator[dict[str, str]]:
         yield from csv.DictReader(file)
 
 
-CARDS = {row["card"]: row for row in rows_of(FOLDER / "cards.csv")}
+CARDS = {row["card"]: row for row in rows_of(HERE / "cards.csv")}
 
 
 def compiled(machine: str, files: Iterable[str]) -> dict[str, list[dict[str, str]]]:
@@ -157,30 +155,3 @@ def machine_defaults(machine: Machine, given: Mapping[str, Any]) -> dict[str, tu
     if machine.capability < 8:
         defaults["DTYPE"] = ("float32", "no bfloat16 units")
     return defaults
-
-
-def attention_fault(c, machine: Machine) -> str:
-    """Why a machine can't run ATTENTION, with the remedy; empty if it can.
-
-    MaxText (0.2.5, layers/attention_op.py) decodes with `dot_product`, and with `autoselected`,
-    which uses flash attention for sequences of 128 tokens or more. On a TPU, decoding with `flash`
-    raises; on a GPU it falls back to `dot_product`.
-    """
-    flash, may_flash = c.ATTENTION == "flash", c.ATTENTION != "dot_product"
-    length = c.MAX_PROMPT_LENGTH + c.TOTAL_GENERATION_STEPS
-    if machine.platform == "cpu" and flash:
-        return "there is no such kernel for the CPU of this machine; use dot_product"
-    if machine.platform == "gpu" and may_flash and machine.capability < 8:
-        return (
-            f"needs compute capability 8.0, {machine.name} has {machine.capability}; "
-            "use dot_product"
-        )
-    if machine.platform == "tpu" and flash and c.ROLLOUT_ENGINE == "maxtext":
-        return "it can't decode, and ROLLOUT_ENGINE=maxtext decodes with it; use autoselected"
-    if machine.platform == "tpu" and may_flash and length > FLASH_BLOCK and length % FLASH_BLOCK:
-        return (
-            f"flash attention has blocks of {FLASH_BLOCK} tokens, and TOTAL_GENERATION_STEPS="
-            f"{c.TOTAL_GENERATION_STEPS} with MAX_PROMPT_LENGTH={c.MAX_PROMPT_LENGTH} is {length}; "
-            f"make it a multiple of {FLASH_BLOCK}, or use dot_product"
-        )
-    return ""
