@@ -63,11 +63,11 @@ class Constants(Arrays):
         "and </answer>."
     )
     # the user's message, put inside the tokenizer's chat template
-    TEMPLATE: str = pair(laptop="{question}", tpu="{system_prompt}\n\n{question}")
+    TEMPLATE: str = pair(small="{question}", large="{system_prompt}\n\n{question}")
     # tokens with template; longer ones are refused
-    MAX_PROMPT_LENGTH: Count = pair(laptop=28, tpu=256)
+    MAX_PROMPT_LENGTH: Count = pair(small=28, large=256)
     # tokens per answer; longer ones are cut off
-    TOTAL_GENERATION_STEPS: TwoOrMore = pair(laptop=28, tpu=768)
+    TOTAL_GENERATION_STEPS: TwoOrMore = pair(small=28, large=768)
 
 
 # Constants we reuse from a run. Its BATCH_SIZE and SEED mean something else, and its REWARD_FUNC

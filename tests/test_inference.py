@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 def test_without_a_run_a_model_is_asked_as_the_main_script_would():
-    for column in ("laptop", "tpu"):
+    for column in ("small", "large"):
         mine, its = (
             settings.defaults(kind, column) for kind in (inference.Constants, demo.Constants)
         )

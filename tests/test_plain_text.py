@@ -95,7 +95,7 @@ def test_names_from_the_folder_of_a_run_do_nothing(tmp_path, monkeypatch, capsys
     monkeypatch.setattr(
         health, "history", lambda *_: iter([health.Sentence("at_step", step=1, line=EVIL)])
     )
-    constants = settings.defaults(demo.Constants, "laptop") | {"DATASET": EVIL}
+    constants = settings.defaults(demo.Constants, "small") | {"DATASET": EVIL}
     (tmp_path / "constants.json").write_text(json.dumps(constants))
     (tmp_path / "train_log.csv").write_text("step\n1\n")
     show_run.main([str(tmp_path)])

@@ -44,7 +44,7 @@ def introduce(
     questions by split; some are empty.
     """
     adapter = f", LoRA of rank {c.LORA_RANK} trains {trained:,}" if c.LORA_RANK else ""
-    column = "laptop" if settings.is_small(c.MODEL) else "tpu"
+    column = "small" if settings.is_small(c.MODEL) else "large"
     data = [
         f"{split}: {task.sources[split]} ({len(rows[split]):,})"
         for split in ("train", "validation", "test")
