@@ -189,7 +189,7 @@ import jax
 import reward_func
 from model import devices, llama, versions
 from model.rollout import sampling_config
-from run import asked, process, trained
+from run import inference_output, process, trained_model
 
 
 # %% Asking ----------------------------------------------------------------------------------------
@@ -242,8 +242,8 @@ def main(arguments: Sequence[str]) -> None:
     tokenizer = llama.load_tokenizer(llama.fetch_model(c.MODEL)[0])
     about = f"base, {c.MODEL} as it is"
     if checkpoint:
-        root, step = trained.place_of(checkpoint)
-        trained.warn_if_model_changed(c.MODEL, checkpoint)
+        root, step = trained_model.root_and_step(checkpoint)
+        trained_model.warn_if_model_changed(c.MODEL, checkpoint)
         rank = checkpoint.constants.get("LORA_RANK")
         about = f"{root}/{step}{f' (LoRA of rank {rank})' if rank else ''}, trained from {c.MODEL}"
     print(escape_controls(f"checkpoint: {about}"))
@@ -253,32 +253,34 @@ def main(arguments: Sequence[str]) -> None:
         print(escape_controls(f"rewards:    {grader}; {theirs}"))
     rows = add_prompts(c, rows, tokenizer, grader.think_tags)
 
-    rollout = trained.make_rollout(c, tokenizer, len(rows) * c.SAMPLES, checkpoint)
+    rollout = trained_model.make_rollout(c, tokenizer, len(rows) * c.SAMPLES, checkpoint)
     by_default = "greedy" if c.SAMPLES == 1 else "standard"
     how = sampling_config(c, c.SAMPLING or by_default, seed=jax.random.key(c.SEED))
     if c.COMPARE:
         ask(c, rollout, how, rows, "before")
     if checkpoint:
-        trained.restore(rollout, checkpoint)
+        trained_model.restore(rollout, checkpoint)
     if question and c.SAMPLES == 1 and not c.COMPARE:
         rows[0]["after"] = [""]
         for piece in rollout.stream(rows[0]["prompts"], how):
             print(escape_controls(piece), end="", flush=True)
             rows[0]["after"][0] += piece
-        print(escape_controls(asked.judged(grader, rows[0]["after"][0], rows[0])))
+        print(escape_controls(inference_output.verdict(grader, rows[0]["after"][0], rows[0])))
     else:
         output = ask(c, rollout, how, rows, "after")
-        asked.show(rows, grader)
+        inference_output.show(rows, grader)
     if path:
-        asked.write_rows(path, rows, grader)
+        inference_output.write_rows(path, rows, grader)
     if c.PAGE:
-        folder, log_probs = Path(), [asked.token_log_probs(c, rollout, output)]
+        folder, log_probs = Path(), [inference_output.token_log_probs(c, rollout, output)]
         if checkpoint:
-            untrained = trained.make_rollout(c, tokenizer, len(rows) * c.SAMPLES, checkpoint)
-            log_probs.insert(0, asked.token_log_probs(c, untrained, output))
+            untrained = trained_model.make_rollout(c, tokenizer, len(rows) * c.SAMPLES, checkpoint)
+            log_probs.insert(0, inference_output.token_log_probs(c, untrained, output))
             folder = checkpoint.run_dir
         path = folder / "answers.html"
-        asked.write_page(c, path, rollout.tokenizer, rows, output, log_probs, grader, about)
+        inference_output.write_page(
+            c, path, rollout.tokenizer, rows, output, log_probs, grader, about
+        )
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from short_runs import SHORT, load_weights
 import grpo_llama3_1_8b_demo as demo
 import inference
 import settings
-from run import checkpoints, process, run_folder, trained
+from run import checkpoints, process, run_folder, trained_model
 from run.run_files import checkpoint_at, read_log, read_object
 from settings import UserError
 from tools import convert_checkpoint as convert
@@ -327,7 +327,7 @@ def test_a_field_of_another_type_in_run_json_is_as_good_as_lost(run, name):
         (run / "run.json").write_text(json.dumps(note | {name: value}))
         show_run.main(["run"])
         checkpoint = checkpoint_at(run, "CHECKPOINT")
-        trained.warn_if_model_changed("tiny_llama", checkpoint)
+        trained_model.warn_if_model_changed("tiny_llama", checkpoint)
         try:
             with run_folder.open_folder(settings.read(demo.Constants, [*SHORT, "RUN_DIR=run"])):
                 pass
@@ -470,10 +470,11 @@ def test_a_run_finds_its_checkpoints_and_they_bring_its_files(name, kept, capsys
     assert note["run_id"] == number != others["run_id"] and note["saved"] == 4
     assert {path.relative_to(folder) for path in Path(folder).rglob("*") if path.is_file()} == files
     assert ("taken over from" in capsys.readouterr().out) == ("lost" in name)
-    assert trained.place_of(checkpoint_at(Path(folder), "CHECKPOINT")) == (run.checkpoints, 4)
+    newest = trained_model.root_and_step(checkpoint_at(Path(folder), "CHECKPOINT"))
+    assert newest == (run.checkpoints, 4)
     if kept == "kept":  # a copy of the checkpoints' folder will do, too
         copy = Path(shutil.copytree(run.checkpoints, "copy")).resolve()
-        assert trained.place_of(checkpoint_at(copy, "CHECKPOINT")) == (str(copy), 4)
+        assert trained_model.root_and_step(checkpoint_at(copy, "CHECKPOINT")) == (str(copy), 4)
     with pytest.raises(UserError, match=r"^BATCH_SIZE=2: .* was started with 4"):
         begin(arguments[0], f"RUN_DIR={folder}", "BATCH_SIZE=2")
 

@@ -82,7 +82,7 @@ from maxtext.checkpoint_conversion.to_maxtext import get_maxtext_model_info
 from maxtext.checkpoint_conversion.utils.utils import detect_and_extract_checkpoint
 
 from model import config_json, llama, lora, versions
-from run import checkpoints, run_files, trained
+from run import checkpoints, run_files, trained_model
 from run.memory import refuse_full_disk
 from tools import model_card
 
@@ -224,7 +224,7 @@ def to_huggingface(
     run's.
     """
     if checkpoint:
-        trained.warn_if_model_changed(c.MODEL or checkpoint.constants["MODEL"], checkpoint)
+        trained_model.warn_if_model_changed(c.MODEL or checkpoint.constants["MODEL"], checkpoint)
     stored = from_orbax(saved, *([checkpoint.note.get("run_id", "")] if checkpoint else []))
     scanned = any(name.startswith("params-decoder-layers-") for name in stored)
     adapted = [name.removesuffix("_lora_a") for name in stored if name.endswith("_lora_a")]
@@ -284,7 +284,7 @@ def to_huggingface(
 def find_weights(source: Path) -> tuple[Path | None, run_files.Checkpoint | None]:
     """The newest Orbax weights under `source`, if any, and the run's checkpoint they belong to."""
     if checkpoint := run_files.checkpoint_at(source, "SOURCE"):
-        root, step = trained.place_of(checkpoint, "SOURCE")
+        root, step = trained_model.root_and_step(checkpoint, "SOURCE")
         return epath.Path(root) / str(step) / "weights", checkpoint._replace(step=step)
     source = source.resolve()  # Orbax wants whole paths
     names = "weights", "items", source.name  # the main script's name, MaxText's, or that of a copy

@@ -66,8 +66,7 @@ import inference
 import reward_func
 from model import devices, llama, versions
 from model.rollout import sampling_config
-from run import process, run_files, run_folder, start
-from run import trained as runs
+from run import process, run_files, run_folder, start, trained_model
 from task import questions, run_grader
 from task.questions import GRADED
 
@@ -131,10 +130,10 @@ def count_right(c: Constants, run: str, trained: bool) -> dict[str, np.ndarray]:
     """How many of n answers to each question are right, strict and lenient: int [Q] each."""
     ask, checkpoint, tokenizer, grader, rows = read_run(c, run)
     at_once = ask.BATCH_SIZE
-    rollout = runs.make_rollout(ask, tokenizer, c.SAMPLES * len(rows), checkpoint)
+    rollout = trained_model.make_rollout(ask, tokenizer, c.SAMPLES * len(rows), checkpoint)
     if trained:
-        runs.warn_if_model_changed(ask.MODEL, checkpoint, "; counted as it is now")
-        runs.restore(rollout, checkpoint)
+        trained_model.warn_if_model_changed(ask.MODEL, checkpoint, "; counted as it is now")
+        trained_model.restore(rollout, checkpoint)
 
     counts = {reading: np.zeros(len(rows), int) for reading in READINGS}
     asked = np.repeat(np.arange(len(rows)), c.SAMPLES)

@@ -15,7 +15,7 @@ from run.run_files import Checkpoint
 from settings import UserError
 
 
-def place_of(checkpoint: Checkpoint, constant: str = "CHECKPOINT") -> tuple[str, int]:
+def root_and_step(checkpoint: Checkpoint, constant: str = "CHECKPOINT") -> tuple[str, int]:
     """The folder of the run's checkpoints, and the step of the one that `constant` names."""
     # a folder under CHECKPOINT_DIR, wherever that was copied to
     root = str(checkpoint.run_dir.resolve())
@@ -85,7 +85,7 @@ def make_rollout(
 
 def restore(rollout: MaxTextRollout, checkpoint: Checkpoint) -> None:
     """Puts a checkpoint into the engine's model; raises UserError."""
-    root, step = place_of(checkpoint)
+    root, step = root_and_step(checkpoint)
     adapted = nnx.state(rollout.model(), nnx.LoRAParam)  # a run with LoRA saved A and B alone
     weights = nnx.to_pure_dict(adapted or nnx.state(rollout.model(), nnx.Param))
     with checkpoints.open_manager(root) as manager:
