@@ -363,10 +363,10 @@ def main(arguments: list[str]) -> None:
     # From here on, c also has this machine's defaults and MODEL's commit.
     with start.open_run(c, arguments, reward_func, TABLES) as (c, llm, task, folder):
         # not again by a resumed run
-        folder.once("before", lambda: evaluate(c, llm, task, task.test))
+        folder.evaluate_once("before", lambda: evaluate(c, llm, task, task.test))
         with TrainingRun(c, llm, task, folder, evaluate) as run:
             train(c, llm, task, run)
-        folder.once("after", lambda: evaluate(c, llm, task, task.test))
+        folder.evaluate_once("after", lambda: evaluate(c, llm, task, task.test))
         report.write(c, folder, task.sources["test"])
 
 

@@ -62,9 +62,9 @@ def introduce(
         f"{c.ROLLOUT_ENGINE}, in {folder.path}"
     )
     questions.say_overlap(rows)
-    if folder.done:
+    if folder.steps_done:
         print(
-            f"going on after step {folder.done} of {c.NUM_BATCHES}, "
+            f"going on after step {folder.steps_done} of {c.NUM_BATCHES}, "
             f"from the checkpoint in {folder.path}"
         )
 
@@ -115,7 +115,7 @@ def write_from_files(c: RunConstants, folder: RunFolder, source: str) -> None:
     before, after, log = *read.tests.values(), read.log
     # imports take longer than some runs' steps
     seconds = time.time() - psutil.Process().create_time()
-    seconds += sum(row["seconds"] for row in log if row["step"] <= folder.done)
+    seconds += sum(row["seconds"] for row in log if row["step"] <= folder.steps_done)
     timed = [row["seconds"] for row in log]
     # the first step compiles
     per_step = round(float(np.median(timed[1:] or timed)), 4) if log else None
@@ -162,4 +162,4 @@ def write_from_files(c: RunConstants, folder: RunFolder, source: str) -> None:
     print(f"curves: tensorboard --logdir {shlex.quote(f'{logs}/tensorboard')}")
     if c.PROFILE_DIR and any(epath.Path(c.PROFILE_DIR).glob("plugins/profile/*/*")):
         print(f"trace of one step: tensorboard --logdir {shlex.quote(c.PROFILE_DIR)}")
-    folder.keep()
+    folder.update_run_json()

@@ -196,7 +196,7 @@ class TrainingRun:
     def __enter__(self) -> "TrainingRun":
         logs = self.folder.logs
         with contextlib.ExitStack() as stack:
-            stack.callback(self.folder.keep)  # when the last checkpoint is whole
+            stack.callback(self.folder.update_run_json)  # when the last checkpoint is whole
             self._manager = checkpoints.open_manager(self.folder.checkpoints, self.c.MAX_TO_KEEP)
             stack.callback(self._manager.close)
             self.first_step = self._manager.latest_step() or 0
@@ -237,7 +237,7 @@ class TrainingRun:
         loop = {name: value() if callable(value) else value for name, value in self.carried.items()}
         loop["beta"] = self.beta
         # before the checkpoint: a log of more steps than it is cut, of fewer has a hole
-        self.folder.keep()
+        self.folder.update_run_json()
         checkpoints.save(
             self._manager,
             done,

@@ -225,7 +225,7 @@ def to_huggingface(
     """
     if checkpoint:
         trained_model.warn_if_model_changed(c.MODEL or checkpoint.constants["MODEL"], checkpoint)
-    stored = from_orbax(saved, *([checkpoint.note.get("run_id", "")] if checkpoint else []))
+    stored = from_orbax(saved, *([checkpoint.run_json.get("run_id", "")] if checkpoint else []))
     scanned = any(name.startswith("params-decoder-layers-") for name in stored)
     adapted = [name.removesuffix("_lora_a") for name in stored if name.endswith("_lora_a")]
     if not checkpoint and (adapted or not c.MODEL):
