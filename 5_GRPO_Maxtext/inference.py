@@ -223,9 +223,9 @@ def add_prompts(c: Constants, rows, tokenizer, think_tags: bool = False) -> list
     return rows
 
 
-def ask(c: Constants, rollout, how, rows: list[dict[str, Any]], name: str):
+def sample_answers(c: Constants, rollout, config, rows: list[dict[str, Any]], name: str):
     """SAMPLES completions per prompt as Tunix's RolloutOutput; also stored in the row as `name`."""
-    output = rollout.generate([row["prompts"] for row in rows for _ in range(c.SAMPLES)], how)
+    output = rollout.generate([row["prompts"] for row in rows for _ in range(c.SAMPLES)], config)
     for i, row in enumerate(rows):
         row[name] = output.text[i * c.SAMPLES : (i + 1) * c.SAMPLES]
     return output
@@ -255,19 +255,19 @@ def main(arguments: Sequence[str]) -> None:
 
     rollout = trained_model.make_rollout(c, tokenizer, len(rows) * c.SAMPLES, checkpoint)
     by_default = "greedy" if c.SAMPLES == 1 else "standard"
-    how = sampling_config(c, c.SAMPLING or by_default, seed=jax.random.key(c.SEED))
+    config = sampling_config(c, c.SAMPLING or by_default, seed=jax.random.key(c.SEED))
     if c.COMPARE:
-        ask(c, rollout, how, rows, "before")
+        sample_answers(c, rollout, config, rows, "before")
     if checkpoint:
         trained_model.restore(rollout, checkpoint)
     if question and c.SAMPLES == 1 and not c.COMPARE:
         rows[0]["after"] = [""]
-        for piece in rollout.stream(rows[0]["prompts"], how):
+        for piece in rollout.stream(rows[0]["prompts"], config):
             print(escape_controls(piece), end="", flush=True)
             rows[0]["after"][0] += piece
         print(escape_controls(inference_output.verdict(grader, rows[0]["after"][0], rows[0])))
     else:
-        output = ask(c, rollout, how, rows, "after")
+        output = sample_answers(c, rollout, config, rows, "after")
         inference_output.show(rows, grader)
     if path:
         inference_output.write_rows(path, rows, grader)

@@ -111,7 +111,13 @@ def share_programs(patch):
     def load_llm(c, *more):
         made = take(c, *more)
         return Llm(
-            c, made.actor, made.reference, made.rollout, made._how, made.mesh, made._axis_rules
+            c,
+            made.actor,
+            made.reference,
+            made.rollout,
+            made._rollout_config,
+            made.mesh,
+            made._axis_rules,
         )
 
     patch.setattr(start, "load_llm", load_llm)

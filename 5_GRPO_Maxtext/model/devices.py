@@ -158,8 +158,8 @@ def on_mesh(mesh: jax.sharding.Mesh, axis_rules) -> Iterator[None]:
 
 def machine_for(c: RunConstants) -> Machine:
     """The run's machine: MACHINE or this one. On a CPU, a large model's dry run assumes a TPU."""
-    if told := parse_machine(c.MACHINE):
-        return told
+    if named := parse_machine(c.MACHINE):
+        return named
     device, count, platform = jax.devices()[0], jax.device_count(), jax.default_backend()
     name = device.device_kind
     if platform == "tpu":
@@ -260,8 +260,10 @@ def join() -> None:
     """
     names = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
     try:
-        told = {key: int(os.environ[name]) for key, name in names.items() if name in os.environ}
-        jax.distributed.initialize(**told)
+        from_environment = {
+            key: int(os.environ[name]) for key, name in names.items() if name in os.environ
+        }
+        jax.distributed.initialize(**from_environment)
     except (ValueError, RuntimeError) as error:
         raise UserError(
             f"DISTRIBUTED=True: jax does not find the other hosts ({first_line(error)}); set "

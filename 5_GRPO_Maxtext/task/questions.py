@@ -89,7 +89,7 @@ def read_file(path: Path, constant: str = "DATASET") -> list[tuple[int, Any]]:
             return list(enumerate(pyarrow.parquet.ParquetFile(path).read().to_pylist(), start=1))
         text = path.read_text(encoding="utf-8-sig")  # some editors write a byte-order mark
         if text.lstrip().startswith("["):
-            return list(enumerate(json.loads(text, object_pairs_hook=once), start=1))
+            return list(enumerate(parse_json(text), start=1))
     except (
         OSError,
         ValueError,
@@ -136,13 +136,18 @@ def truth_text(value: Any) -> str:
     return as_json(value) if isinstance(value, (bool, int, float, list, dict)) else str(value)
 
 
-def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def refuse_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object; ValueError if a key is given twice, of which json would drop the first."""
     row = dict(pairs)
     if len(row) < len(pairs):
         [(key, _)] = collections.Counter(key for key, _ in pairs).most_common(1)
         raise ValueError(f"{key!r} is given twice in one object")
     return row
+
+
+def parse_json(text: str) -> Any:
+    """`json.loads`; ValueError also if an object has a key twice."""
+    return json.loads(text, object_pairs_hook=refuse_duplicate_keys)
 
 
 def to_question(row: Any, optional: bool = False) -> dict[str, Any]:
@@ -212,7 +217,7 @@ def read_questions(
         part = parts.setdefault(source, [])
         for number, row in rows:
             try:
-                row = json.loads(row, object_pairs_hook=once) if isinstance(row, str) else row
+                row = parse_json(row) if isinstance(row, str) else row
                 question = to_question(row, optional)
                 task, answer, extra_info = map(
                     question.get, ("data_source", "answer", "extra_info")

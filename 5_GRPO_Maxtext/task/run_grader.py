@@ -172,10 +172,10 @@ class Grader:
         votes = []
         for answer in map(task_rewards.final_answer if by_task else extract_answer, completions):
             known = [*dict.fromkeys(filter(None, votes)), answer] if answer else []
-            same = (
+            equal = (
                 o for o in known if any(task_rewards.same_answer(task, answer, o) for task in tasks)
             )
-            votes.append(next(same, None))
+            votes.append(next(equal, None))
         return votes
 
 
@@ -286,11 +286,11 @@ def by_row(score: Callable[..., float], reward_file: str) -> Reward:
     try:
         inspect.signature(score).bind(**dict.fromkeys(SCORE_ARGUMENTS))
     except TypeError as error:
-        told = (
+        fault = (
             f"REWARD_FUNC={reward_file}: compute_score {error}; "
             f"it takes {', '.join(SCORE_ARGUMENTS)}"
         )
-        raise UserError(told) from None
+        raise UserError(fault) from None
     scored: dict[tuple[str, ...], float] = {}
 
     def score_of(row: tuple[str, ...]) -> float:
@@ -321,19 +321,21 @@ def guarded(name: str, reward_fn: Reward) -> Reward:
 
     @functools.wraps(reward_fn)
     def checked(prompts, completions, **columns):
-        told, given = f"reward function {name}", dict(prompts=prompts, completions=completions)
-        rewards = call_user_code(f"{told} raised", on_copies(reward_fn), **given, **columns)
+        subject, given = f"reward function {name}", dict(prompts=prompts, completions=completions)
+        rewards = call_user_code(f"{subject} raised", on_copies(reward_fn), **given, **columns)
         try:
             values = np.asarray(rewards).tolist()
         except ValueError:  # lists of different lengths
             values = None
         if not isinstance(values, list) or len(values) != len(completions):
             how_many = f"{rewards!r:.60} for {len(completions)} completions"
-            raise UserError(f"{told} returned {how_many}; return one number per completion")
+            raise UserError(f"{subject} returned {how_many}; return one number per completion")
         for value, text in zip(values, completions):
             if not isinstance(value, numbers.Real) or not abs(value) <= MAX_REWARD:
                 remedy = f"return a number of at most {MAX_REWARD:.0e}"
-                raise UserError(f"{told} returned {value!r:.60} for completion {text!r}; {remedy}")
+                raise UserError(
+                    f"{subject} returned {value!r:.60} for completion {text!r}; {remedy}"
+                )
         return list(map(float, values))
 
     checked.__name__ = name  # the log's column

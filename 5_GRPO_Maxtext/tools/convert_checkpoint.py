@@ -130,8 +130,8 @@ def from_orbax(checkpoint: Path, run_id: str = "") -> dict[str, np.ndarray]:
         with ocp.PyTreeCheckpointer() as orbax:
             tree = orbax.metadata(checkpoint).item_metadata.tree
             tree = {name: tree[name] for name in ("params", "base") if name in tree} or tree
-            how = jax.tree.map(lambda _: ocp.ArrayRestoreArgs(restore_type=np.ndarray), tree)
-            args = ocp.args.PyTreeRestore(item=tree, restore_args=how, partial_restore=True)
+            as_numpy = jax.tree.map(lambda _: ocp.ArrayRestoreArgs(restore_type=np.ndarray), tree)
+            args = ocp.args.PyTreeRestore(item=tree, restore_args=as_numpy, partial_restore=True)
             read, fault = orbax.restore(checkpoint, args=args), ""
         if (beside := checkpoint.parent / "loop").exists():  # a run's
             with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as orbax:

@@ -139,8 +139,9 @@ def count_right(c: Constants, run: str, trained: bool) -> dict[str, np.ndarray]:
     asked = np.repeat(np.arange(len(rows)), c.SAMPLES)
     for first in tqdm(range(0, len(asked), at_once), run if trained else "untrained", disable=None):
         part = asked[first : first + at_once]
-        how = sampling_config(ask, "policy", seed=jax.random.fold_in(jax.random.key(c.SEED), first))
-        texts = rollout.generate([rows[i]["prompts"] for i in part], how).text
+        key = jax.random.fold_in(jax.random.key(c.SEED), first)
+        config = sampling_config(ask, "policy", seed=key)
+        texts = rollout.generate([rows[i]["prompts"] for i in part], config).text
         columns = {name: [rows[i][name] for i in part] for name in GRADED}
         np.add.at(counts["strict"], part, grader.score(texts, **columns) >= 1)
         np.add.at(counts["lenient"], part, grader.right_lenient(texts, **columns))
