@@ -146,8 +146,8 @@ def find_checkpoint(c: Constants) -> Checkpoint | None:
         raise UserError(
             f"CHECKPOINT={c.CHECKPOINT}: {why}; give its RUN_DIR, RUN_DIR/number, or base"
         )
-    if world := checkpoint.constants.get("ENVIRONMENT"):
-        fault = f"was trained by turns with ENVIRONMENT={world}, and nobody answers its model here"
+    if environment := checkpoint.constants.get("ENVIRONMENT"):
+        fault = f"was trained by turns with ENVIRONMENT={environment}, and nobody answers its model here"
         place = "its evaluations are in evaluations.jsonl and after.json"
         raise UserError(f"CHECKPOINT={checkpoint.run_dir}: {fault}; {place}")
     return checkpoint
@@ -236,7 +236,7 @@ def main(arguments: Sequence[str]) -> None:
     """Asks the questions; see the module's docstring."""
     c, question, checkpoint, rows, path = read_all(arguments)
     versions.prepare_libraries()
-    process.keep_compiled()
+    process.enable_compilation_cache()
     devices.check_gpu()
     grader = make_grader(c, rows)
     tokenizer = llama.load_tokenizer(llama.fetch_model(c.MODEL)[0])

@@ -203,7 +203,7 @@ def write_whole(path: Path, text: str) -> None:
         raise
 
 
-def heeded(numbers: Sequence[int]) -> list[int]:
+def not_ignored(numbers: Sequence[int]) -> list[int]:
     """Those of the signals that this process doesn't ignore, as it does SIGHUP under nohup."""
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
@@ -212,7 +212,7 @@ def run(main: Callable[[list[str]], Any]) -> None:
     """Calls `main` after all imports; exits as `exit_on_error` does, also on STOP_SIGNALS."""
     gc.freeze()  # collections needn't traverse what the imports created
     gc.enable()
-    for number in heeded(STOP_SIGNALS):
+    for number in not_ignored(STOP_SIGNALS):
         signal.signal(number, signal.default_int_handler)
     exit_on_error(main)
 

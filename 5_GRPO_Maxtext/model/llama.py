@@ -331,7 +331,7 @@ def to_maxtext_config(
         log_config=False,
         run_name="grpo",
         base_output_directory="runs",
-        jax_cache_dir="",  # process.keep_compiled sets up the compilation cache
+        jax_cache_dir="",  # process.enable_compilation_cache sets up the compilation cache
     )
     settings |= machine
     if settings["hardware"] == "cpu":

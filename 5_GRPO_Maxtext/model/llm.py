@@ -155,7 +155,7 @@ class Llm:
         # vLLM takes no seed per request.
         config = dataclasses.replace(config, seed=None if self.c.ROLLOUT_ENGINE == "vllm" else key)
         if self.c.ENVIRONMENT:
-            return turns.walk(self.c, self.rollout, prompts, questions, config)
+            return turns.run_episodes(self.c, self.rollout, prompts, questions, config)
         return self.rollout.generate(prompts, config), None
 
     def answer(self, questions: Sequence[dict[str, str]], config_name: str) -> Answers:
@@ -163,7 +163,9 @@ class Llm:
         vllm = self.c.ROLLOUT_ENGINE == "vllm"  # batches requests itself
         chunk = len(questions) if vllm else self.c.BATCH_SIZE * self.c.NUM_GENERATIONS
         starts, chunks = range(0, len(questions), chunk), []
-        for start in tqdm(starts, f"evaluate, {config_name}", leave=None, disable=devices.no_bar()):
+        for start in tqdm(
+            starts, f"evaluate, {config_name}", leave=None, disable=devices.tqdm_disabled()
+        ):
             # The same noise before and after training, so only the model differs.
             key = jax.random.fold_in(jax.random.key(self.c.SEED + 1), start)
             part = questions[start : start + chunk]

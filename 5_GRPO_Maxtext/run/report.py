@@ -35,7 +35,7 @@ KEPT = (  # in result.json
 )
 
 
-def introduce(
+def print_start(
     c: RunConstants, folder: RunFolder, parameters: int, trained: int, model_folder, hf, task, rows
 ) -> None:
     """Prints what is about to run: model, data, rewards, step, run.
@@ -61,7 +61,7 @@ def introduce(
         f"{jax.device_count()} {jax.devices()[0].device_kind} device(s), generation by "
         f"{c.ROLLOUT_ENGINE}, in {folder.path}"
     )
-    questions.say_overlap(rows)
+    questions.print_overlap(rows)
     if folder.steps_done:
         print(
             f"going on after step {folder.steps_done} of {c.NUM_BATCHES}, "
@@ -105,7 +105,7 @@ def write(c: RunConstants, folder: RunFolder, source: str) -> None:
     The test questions come from `source`. For processes that were stopped, the total time only
     counts the steps they've saved. UserError if a file in the folder is none of ours.
     """
-    with page.only_our_files(folder.logs):
+    with page.refuse_foreign_files(folder.logs):
         write_from_files(c, folder, source)
 
 

@@ -275,14 +275,14 @@ def write_constants(folder: RunFolder, constants: Mapping[str, Any]) -> None:
 
 def new_folder(script: str) -> Path:
     """Makes a unique folder named after the time; two runs may start in the same second."""
-    started = time.localtime(devices.of_first(int(time.time())))
+    started = time.localtime(devices.broadcast_from_first(int(time.time())))
     name, count = time.strftime(f"runs/{script}/%Y-%m-%d_%H-%M-%S", started), 1
     while devices.is_first():
         with contextlib.suppress(FileExistsError):
             Path(f"{name}_{count}" if count > 1 else name).mkdir(parents=True)
             break
         count += 1
-    count = devices.of_first(count)
+    count = devices.broadcast_from_first(count)
     return Path(f"{name}_{count}" if count > 1 else name)
 
 

@@ -30,7 +30,7 @@ def prepare(c: RunConstants, tables) -> None:
     """The first steps of a run and of a dry run."""
     checks.refuse(c)
     versions.prepare_libraries()
-    process.keep_compiled()
+    process.enable_compilation_cache()
     check_method(c, tables)
     devices.check_machine(c)
 
@@ -223,5 +223,5 @@ def open_run(
             trained = memory.trained_parameters(c, hf, parameters)
             task = make_task(c, rows, grader, sources)
             folder.update_run_json(overlap=questions.overlap(rows))
-            report.introduce(c, folder, parameters, trained, model_folder, hf, task, rows)
+            report.print_start(c, folder, parameters, trained, model_folder, hf, task, rows)
             yield c, llm, task, folder

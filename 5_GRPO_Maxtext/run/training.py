@@ -114,7 +114,7 @@ class TrainingLog:
             initial=first_step,
             desc="GRPO",
             unit="step",
-            disable=devices.no_bar(),
+            disable=devices.tqdm_disabled(),
         )
 
     def _to_csv(self, rows: Iterable[Mapping[str, float]], header: bool = False) -> str:
@@ -203,8 +203,8 @@ class TrainingRun:
             self._log = TrainingLog(logs, self.c, self.first_step)
             stack.callback(self._log.close)
             self.log = self._log.rows
-            answers.keep_lines(logs / "answers.jsonl", self.first_step)
-            self._evaluated = answers.keep_lines(logs / "evaluations.jsonl", self.first_step)
+            answers.drop_later_steps(logs / "answers.jsonl", self.first_step)
+            self._evaluated = answers.drop_later_steps(logs / "evaluations.jsonl", self.first_step)
             self._stop = stack.enter_context(process.stop_after_step())
             self._stack = stack.pop_all()
         return self

@@ -295,7 +295,7 @@ def overlap(rows: Mapping[str, Sequence[Mapping[str, str]]]) -> list[tuple[str, 
     return shared
 
 
-def say_overlap(rows: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
+def print_overlap(rows: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
     """Prints how many questions two sets share that should have none in common."""
     for use, other, count, total in overlap(rows):
         some = f"{count:,} of {total:,} {NAMES[use]}"

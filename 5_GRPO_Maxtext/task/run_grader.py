@@ -115,7 +115,7 @@ class Grader:
         return not WANT_THINK_TAGS.isdisjoint(self.names)
 
     @property
-    def by_world(self) -> bool:
+    def by_environment(self) -> bool:
         """Whether only the environment rewards: then ending with a reward above 0 is right."""
         return self.names == ("episode_return",)
 
@@ -127,7 +127,7 @@ class Grader:
         `episodes` are those of ENVIRONMENT. Uses `compute_score` if it's one of the rewards; else 1
         for exactly the right number in the answer tags, and 0 for anything else.
         """
-        if self.by_world:
+        if self.by_environment:
             return np.array([float(episode.right) for episode in episodes])
         if "compute_score" in self.names:
             function = self.functions[self.names.index("compute_score")]
@@ -139,7 +139,9 @@ class Grader:
         self, completions, answer, data_source, extra_info, episodes=None, **columns
     ) -> np.ndarray:
         """Whether each one's last number is right, or `score` if gold isn't a number; bool [N]."""
-        by_number = [not self.by_world and parse_number(str(gold)) is not None for gold in answer]
+        by_number = [
+            not self.by_environment and parse_number(str(gold)) is not None for gold in answer
+        ]
         lenient = [
             grade_lenient(text, str(gold)) for text, gold in zip(completions, answer, strict=True)
         ]
@@ -152,7 +154,7 @@ class Grader:
         """Whether each one has the format that the prompt asks for, or the environment ended it;
         bool [N].
         """
-        if self.by_world:
+        if self.by_environment:
             return np.array([episode.terminated for episode in episodes])
         tags = THINK_TAGS if self.think_tags else TAGS
         return np.array([format_ok(completion, tags) for completion in completions])

@@ -164,7 +164,7 @@ def main(arguments: Sequence[str]) -> None:
     """Counts, estimates, writes; see the module's docstring."""
     c = settings.read(Constants, arguments)
     versions.prepare_libraries()
-    process.keep_compiled()
+    process.enable_compilation_cache()
     devices.check_gpu()
     folder = Path(c.RUN_DIR) if c.RUN_DIR else run_folder.new_folder("pass_at_k")
     if (folder / "pass_at_k.csv").exists():
