@@ -1,10 +1,10 @@
 """GRPO on a language model: evaluate, train, evaluate, with MaxText, Tunix, Grain and Orbax.
 
-One script, two sizes. `MODEL` is any Llama or Qwen3 checkpoint in Hugging Face's layout. By default
-it's the tiny Llama in this folder (0.3 M parameters, laptop CPU), at full size
-`meta-llama/Llama-3.1-8B-Instruct` on a TPU VM. A constant with two values takes the one that fits
-the model. Both run this script, but on a CPU the model has other attention, rotary and dense
-modules (model/faster_on_cpu.py), which compute the same up to rounding, and faster.
+`MODEL` is any Llama or Qwen3 checkpoint in Hugging Face's layout. By default it's the tiny Llama in
+this folder (0.3 M parameters, a laptop's CPU); `meta-llama/Llama-3.1-8B-Instruct` needs a TPU VM. A
+constant with two values takes the one for a small or for a large model. The script is the same for
+both, but the model isn't computed by the same code: on a CPU it has attention, rotary and dense
+modules of our own (model/faster_on_cpu.py), which are faster and equal MaxText's up to rounding.
 
 The objective (DeepSeekMath, arXiv 2402.03300, eq. 3), for G answers o_1..o_G to one question q; a
 step takes the mean over all answers to its BATCH_SIZE questions:

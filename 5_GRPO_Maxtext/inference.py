@@ -147,7 +147,8 @@ def find_checkpoint(c: Constants) -> Checkpoint | None:
             f"CHECKPOINT={c.CHECKPOINT}: {why}; give its RUN_DIR, RUN_DIR/number, or base"
         )
     if environment := checkpoint.constants.get("ENVIRONMENT"):
-        fault = f"was trained by turns with ENVIRONMENT={environment}, and nobody answers its model here"
+        trained = f"was trained by turns with ENVIRONMENT={environment}"
+        fault = f"{trained}, and nobody answers its model here"
         place = "its evaluations are in evaluations.jsonl and after.json"
         raise UserError(f"CHECKPOINT={checkpoint.run_dir}: {fault}; {place}")
     return checkpoint

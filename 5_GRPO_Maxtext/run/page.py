@@ -78,7 +78,7 @@ def digest(text: str) -> str:
 
 @contextlib.contextmanager
 def refuse_foreign_files(folder: Path) -> Iterator[None]:
-    """Raises UserError if the block stumbles over what stands in a file of the run in `folder`."""
+    """Raises UserError if the block fails on the content of a file of the run in `folder`."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
