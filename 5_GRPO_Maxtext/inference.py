@@ -72,11 +72,11 @@ class Constants(Arrays):
 
 # Constants we reuse from a run. Its BATCH_SIZE and SEED mean something else, and its REWARD_FUNC
 # could be anyone's code, so we only run a file named on the command line.
-ASKING = "SYSTEM_PROMPT", "TEMPLATE", "MAX_PROMPT_LENGTH", "TOTAL_GENERATION_STEPS"
+PROMPT_AND_LENGTHS = "SYSTEM_PROMPT", "TEMPLATE", "MAX_PROMPT_LENGTH", "TOTAL_GENERATION_STEPS"
 RUNS_CONSTANTS = (
     "MODEL",
     "REWARDS",
-    *ASKING,
+    *PROMPT_AND_LENGTHS,
     *(field.name for field in dataclasses.fields(Arrays)),
 )
 PAGE_SAMPLES = 8  # answers per question on the page; advantages need a group

@@ -172,7 +172,7 @@ def test_every_command_names_a_script_and_constants_that_exist(page):
 def test_folder_5s_other_scripts_have_the_constants_of_their_tables(script, language):
     own = settings.defaults(script.Constants, "small")
     if script is inference:  # those that it takes over from a run are named in a sentence
-        for name in (*inference.ASKING, *inspect.get_annotations(constants.Arrays)):
+        for name in (*inference.PROMPT_AND_LENGTHS, *inspect.get_annotations(constants.Arrays)):
             assert f"`{name}`" in pages.text(settings.HERE, language)
             del own[name]
     blocks = re.findall(r"(?:^\|.*\n)+", pages.text(settings.HERE, language), re.M)

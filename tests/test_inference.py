@@ -29,7 +29,7 @@ def test_without_a_run_a_model_is_asked_as_the_main_script_would():
         mine, its = (
             settings.defaults(kind, column) for kind in (inference.Constants, demo.Constants)
         )
-        assert {name: its[name] for name in inference.ASKING}.items() <= mine.items()
+        assert {name: its[name] for name in inference.PROMPT_AND_LENGTHS}.items() <= mine.items()
 
 
 @pytest.fixture(scope="module")

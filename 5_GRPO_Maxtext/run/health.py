@@ -238,7 +238,7 @@ def check(
     # the last steps before it was resumed, while all of the last ones came after it
     earlier = [row for row in rows if row["step"] <= resumed][-WINDOW:]
     before_resume = medians(earlier if earlier and rows[-WINDOW]["step"] > resumed else [])
-    # The gradient of a sum over an answer's tokens is `length` times as large as that of their mean.
+    # The gradient of a sum over an answer's tokens is `length` times that of their mean.
     summed = now.length if constants.get("LOSS_AGG_MODE") == "seq-mean-token-sum" else 1
     seen = SimpleNamespace(
         first=first,

@@ -351,7 +351,7 @@ def hold_out(rows: list[dict[str, str]], validation: list[dict[str, str]], count
         source: collections.Counter(question_key(row["question"]) for row in own)
         for source, own in by_source.items()
     }
-    drawn: set[str] = set()
+    held_keys: set[str] = set()
     held, names = [], []
     for source, own in by_source.items():
         file = str(validation_file(source))
@@ -362,16 +362,20 @@ def hold_out(rows: list[dict[str, str]], validation: list[dict[str, str]], count
         mine, few = set(), share
         for key in random.Random(0).sample(list(keys[source]), len(keys[source])):
             fits = keys[source][key] <= few
-            if fits and key not in drawn and all(keys[name][key] <= most[name] for name in keys):
+            if (
+                fits
+                and key not in held_keys
+                and all(keys[name][key] <= most[name] for name in keys)
+            ):
                 mine.add(key)
                 few -= keys[source][key]
                 for name in keys:
                     most[name] -= keys[name][key]
-        drawn |= mine
+        held_keys |= mine
         held.append([row for row in own if question_key(row["question"]) in mine])
         names.append(f"{len(held[-1]):,} of {source}, not trained on")
     left = [
-        [row for row in own if question_key(row["question"]) not in drawn]
+        [row for row in own if question_key(row["question"]) not in held_keys]
         for own in by_source.values()
     ]
     return interleave(held)[:count], interleave(left), ", ".join(names)

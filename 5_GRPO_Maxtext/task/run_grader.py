@@ -231,9 +231,9 @@ def make_grader(
                 "then compute_score grades by data_source"
             )
     if "compute_score" in names:
-        known["compute_score"] = by_row(known["compute_score"], reward_file)
+        known["compute_score"] = with_tunix_signature(known["compute_score"], reward_file)
     files = tuple(Path(reward_file).name if name in own else "built in" for name in names)
-    return Grader(tuple(names), files, [guarded(name, known[name]) for name in names])
+    return Grader(tuple(names), files, [checked_reward(name, known[name]) for name in names])
 
 
 def call_user_code(what: str, function: Callable, *arguments, **named):
@@ -280,7 +280,7 @@ def load_file(path: Path, constant: str = "REWARD_FUNC") -> ModuleType:
     return module
 
 
-def by_row(score: Callable[..., float], reward_file: str) -> Reward:
+def with_tunix_signature(score: Callable[..., float], reward_file: str) -> Reward:
     """Wraps a `compute_score` in Tunix's signature; UserError unless it takes SCORE_ARGUMENTS.
 
     Caches scores, because a step's log asks for them again.
@@ -316,7 +316,7 @@ def by_row(score: Callable[..., float], reward_file: str) -> Reward:
     return scores
 
 
-def guarded(name: str, reward_fn: Reward) -> Reward:
+def checked_reward(name: str, reward_fn: Reward) -> Reward:
     """Wraps `reward_fn` under its name in REWARDS, gives it copies, and turns its errors into
     UserError.
     """
