@@ -361,12 +361,8 @@ def hold_out(rows: list[dict[str, str]], validation: list[dict[str, str]], count
             continue
         mine, few = set(), share
         for key in random.Random(0).sample(list(keys[source]), len(keys[source])):
-            fits = keys[source][key] <= few
-            if (
-                fits
-                and key not in held_keys
-                and all(keys[name][key] <= most[name] for name in keys)
-            ):
+            fits = keys[source][key] <= few and key not in held_keys
+            if fits and all(keys[name][key] <= most[name] for name in keys):
                 mine.add(key)
                 few -= keys[source][key]
                 for name in keys:
