@@ -132,10 +132,10 @@ def open_folder(c: RunConstants, arguments: Sequence[str] = ()) -> Iterator[RunF
                 start_new_run(c, folder, command)
             check_run_json(c, folder)
             (folder.logs / "too_long.csv").unlink(missing_ok=True)  # each start rewrites it
-        at_start = read_constants(folder.logs)
-        check_same_constants(c, at_start, path)
-        if at_start["NUM_BATCHES"] < c.NUM_BATCHES:
-            add_steps(c, folder, at_start)
+        saved = read_constants(folder.logs)
+        check_same_constants(c, saved, path)
+        if saved["NUM_BATCHES"] < c.NUM_BATCHES:
+            add_steps(c, folder, saved)
         # What Orbax refuses, it refuses now, not after the first evaluation.
         checkpoints.open_manager(folder.checkpoints).close()
         parts = add_part(folder.run_json, command, folder.steps_done, c.NUM_BATCHES)
@@ -163,7 +163,7 @@ def refuse_unusable(setting: str) -> Iterator[None]:
 
 
 def make_folders(c: RunConstants, path: Path, locks: contextlib.ExitStack) -> RunFolder:
-    """Makes RUN_DIR=`path` and the folder of its checkpoints, and locks them until `locks` ends."""
+    """Makes RUN_DIR=`path` and the folder of its checkpoints; locks both until `locks` is closed."""
     logs = path if devices.is_first() else path / f"host_{jax.process_index()}"
     with refuse_unusable(f"RUN_DIR={path}"):
         logs.mkdir(parents=True, exist_ok=True)
@@ -214,16 +214,14 @@ def check_run_json(c: RunConstants, folder: RunFolder) -> None:
         raise UserError(f"{checkpoint_setting(c, folder.path)}: {lost}; {remedy}")
 
 
-def check_same_constants(c: RunConstants, at_start: Mapping[str, Any], folder: Path) -> None:
-    """Refuses to resume with constants that differ from those at the run's start, except a larger
-    NUM_BATCHES.
-    """
+def check_same_constants(c: RunConstants, saved: Mapping[str, Any], folder: Path) -> None:
+    """Refuses to resume with constants that differ from `saved`, except a larger NUM_BATCHES."""
     now = constants_to_match(c)
-    if odd := sorted(now.keys() ^ at_start.keys()):
+    if odd := sorted(now.keys() ^ saved.keys()):
         fault = f"started by another version of this script (it differs in {', '.join(odd[:3])})"
         raise UserError(f"RUN_DIR={folder}: its run was {fault}; start another run")
     for name, value in now.items():
-        old = at_start[name]
+        old = saved[name]
         # A dry run doesn't know the hub's commit.
         if name in ("MODEL", "TEACHER") and ("@" in old) != ("@" in value):
             old, value = old.partition("@")[0], value.partition("@")[0]
@@ -234,17 +232,17 @@ def check_same_constants(c: RunConstants, at_start: Mapping[str, Any], folder: P
             raise UserError(f"{name}={value}: {fault}")
 
 
-def add_steps(c: RunConstants, folder: RunFolder, at_start: Mapping[str, Any]) -> None:
+def add_steps(c: RunConstants, folder: RunFolder, saved: Mapping[str, Any]) -> None:
     """Notes a larger NUM_BATCHES; drops the results of the end, which comes later now."""
     print(
-        f"NUM_BATCHES raised from {at_start['NUM_BATCHES']} to {c.NUM_BATCHES}: the learning rate, "
+        f"NUM_BATCHES raised from {saved['NUM_BATCHES']} to {c.NUM_BATCHES}: the learning rate, "
         "which had fallen to 0, and TEMPERATURE_END now follow the schedule of "
         f"{c.NUM_BATCHES} steps"
     )
     for name in ("after.json", "result.json"):
         for place in (folder.logs, folder.backup):
             (place / name).unlink(missing_ok=True)
-    write_constants(folder, at_start | {"NUM_BATCHES": c.NUM_BATCHES})
+    write_constants(folder, saved | {"NUM_BATCHES": c.NUM_BATCHES})
 
 
 def add_part(
