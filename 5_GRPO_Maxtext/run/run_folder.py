@@ -163,7 +163,7 @@ def refuse_unusable(setting: str) -> Iterator[None]:
 
 
 def make_folders(c: RunConstants, path: Path, locks: contextlib.ExitStack) -> RunFolder:
-    """Makes RUN_DIR=`path` and the folder of its checkpoints; locks both until `locks` is closed."""
+    """Makes RUN_DIR=`path` and the folder of its checkpoints; `locks` holds a lock on each."""
     logs = path if devices.is_first() else path / f"host_{jax.process_index()}"
     with refuse_unusable(f"RUN_DIR={path}"):
         logs.mkdir(parents=True, exist_ok=True)
