@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from flax import nnx
 from hostile import HOSTILE
-from short_runs import SHORT
 from test_load_llama import LOG_PROB
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -25,20 +24,12 @@ from task.run_grader import course_rewards
 
 G, STEPS = 4, 4
 KEPT = [1, 3, 4]  # the first, every third, the last
-ARGUMENTS = [
-    *SHORT,
-    f"NUM_BATCHES={STEPS}",
-    "LOG_ANSWERS_EVERY=3",
-    "SAVE_INTERVAL_STEPS=1",
-    "MAX_TO_KEEP=20",
-    "LEARNING_RATE=5e-4",
-    "TEMPERATURE_END=0.6",
-    "EVAL_EVERY=0",
-    "NUM_ITERATIONS=2",
-    "ZERO_VARIANCE_GROUPS=refill",
-    "MASK_OVERLONG=True",
-    "TOTAL_GENERATION_STEPS=13",
-]
+ARGUMENTS = (
+    f"NUM_BATCHES={STEPS} BATCH_SIZE=4 NUM_GENERATIONS={G} TOTAL_GENERATION_STEPS=13 "
+    "NUM_ITERATIONS=2 LEARNING_RATE=5e-4 TEMPERATURE_END=0.6 ZERO_VARIANCE_GROUPS=refill "
+    "MASK_OVERLONG=True SAVE_INTERVAL_STEPS=1 MAX_TO_KEEP=20 LOG_ANSWERS_EVERY=3 "
+    "EVAL_EVERY=0 NUM_TEST_QUESTIONS=16 EVAL_CONFIG=liberal"
+).split()
 
 
 @pytest.fixture(scope="module")

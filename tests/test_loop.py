@@ -350,7 +350,7 @@ def test_answers_drawn_ahead_are_those_of_the_weights_one_step_ago(fed, tmp_path
 
 
 def tiny_llama(load, *constants):
-    """Constants, and the tiny Llama; of the sizes of short_runs.SHORT, whose programs are there."""
+    """Constants, and the tiny Llama; of the sizes of other files' runs, whose programs are there."""
     c = constants_of(
         "BATCH_SIZE=4", "NUM_GENERATIONS=4", "TOTAL_GENERATION_STEPS=28", *QUICK, *constants
     )
