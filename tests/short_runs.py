@@ -53,9 +53,9 @@ def share_programs(patch):
         tokens = tokenizer.pad_id(), tokenizer.eos_ids
         # equal configs are one object, which `configs` keeps
         ids = id(maxtext_config), id(prompt_config)
-        first = engines.setdefault((mesh, ids, repr((tokens, how, hf, options))), self)
-        for name in TRACED:
-            setattr(self, name, getattr(first, name))
+        key = mesh, ids, repr((tokens, how, hf, options))
+        traced = engines.setdefault(key, {name: getattr(self, name) for name in TRACED})
+        vars(self).update(traced)
 
     patch.setattr(llama.pyconfig, "initialize", initialize)
     patch.setattr(MaxTextRollout, "__init__", __init__)

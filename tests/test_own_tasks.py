@@ -6,7 +6,6 @@ import importlib
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from model import llama
 from run import evaluation, report
 from settings import HERE, UserError
 from task import prompts, run_grader
+from task.task import Answers
 
 SHORT = [  # a run of seconds
     "NUM_BATCHES=8",
@@ -145,12 +145,17 @@ def graded(pairs, texts):
         for gold, task in pairs
     ]
     n = len(texts)
-    answers = {
-        "texts": np.array(texts, object),
-        "lengths": np.full(n, 5),
-        "ended": np.zeros(n, bool),
-    }
-    return evaluation.grade(grader_of("compute_score"), rows, SimpleNamespace(**answers))
+    ids = np.zeros((n, 5), int)
+    answers = Answers(
+        texts=np.array(texts, object),
+        prompt_ids=ids,
+        completion_ids=ids,
+        sampler_log_prob=ids * -1.0,
+        turn=ids,
+        lengths=np.full(n, 5),
+        ended=np.zeros(n, bool),
+    )
+    return evaluation.grade(grader_of("compute_score"), rows, answers)
 
 
 def test_the_evaluation_grades_by_task_and_splits_by_data_source():
