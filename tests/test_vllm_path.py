@@ -71,7 +71,7 @@ def constants_of(changes):
             2,
         ),
         (8, {"TRAINER_DEVICES_FRACTION": 1.0, "SAMPLER_DEVICES_FRACTION": 1.0}, 8, 1, 8),
-        (32, {"TRAINER_TENSOR_PARALLEL": 2}, 16, 1, 16),
+        (32, {"TRAINER_TENSOR_PARALLEL": 2}, 16, 1, 16),  # they repeat the 8 key/value heads
         (1, {}, 1, 1, 1),
         (8, {"ROLLOUT_ENGINE": "maxtext"}, 8, 0, 0),
     ],
