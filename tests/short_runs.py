@@ -30,18 +30,28 @@ def share_programs(patch):
     results for *all* the same arguments are shared, so a run has the programs that it would have
     traced itself. It loads its own weights, and keeps its own state.
     """
+    from flax import nnx
+
     import grpo_llama3_1_8b_demo as demo
     from model import llama
     from model.rollout import MaxTextRollout
 
-    configs, engines = {}, {}
-    read_config, make_engine = llama.pyconfig.initialize, MaxTextRollout.__init__
+    configs, structures, engines = {}, {}, {}
+    read_config, read_model = llama.pyconfig.initialize, llama.load_llama
+    make_engine = MaxTextRollout.__init__
 
     def initialize(*arguments, **changes):
         key = repr((arguments, sorted(changes.items())))
         if key not in configs:
             configs[key] = read_config(*arguments, **changes)
         return configs[key]
+
+    def load_llama(folder, hf, config, pad_id, devices=None):
+        model, mesh = read_model(folder, hf, config, pad_id, devices)
+        structure, weights = nnx.split(model)
+        # equal ones are compared by the objects in them, such as the config's functions
+        key = id(config), repr((hf, pad_id, devices))
+        return nnx.merge(structures.setdefault(key, structure), weights), mesh
 
     def __init__(
         self, actor, tokenizer, mesh, how, *, maxtext_config, hf, prompt_config=None, **options
@@ -58,6 +68,7 @@ def share_programs(patch):
         vars(self).update(traced)
 
     patch.setattr(llama.pyconfig, "initialize", initialize)
+    patch.setattr(llama, "load_llama", load_llama)
     patch.setattr(MaxTextRollout, "__init__", __init__)
     # `update` takes it as a static argument, and another object would be traced anew
     patch.setattr(demo, "make_optimizer", functools.cache(demo.make_optimizer))
