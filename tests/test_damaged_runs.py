@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import jax
@@ -19,7 +18,7 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 from etils import epath
-from short_runs import SHORT, load_weights
+from short_runs import load_weights
 
 import grpo_llama3_1_8b_demo as demo
 import inference
@@ -29,6 +28,26 @@ from run.run_files import checkpoint_at, read_log, read_object
 from settings import UserError
 from tools import convert_checkpoint as convert
 from tools import show_run
+
+SHORT = [  # a run of seconds
+    "NUM_BATCHES=8",
+    "BATCH_SIZE=4",
+    "NUM_GENERATIONS=4",
+    "NUM_ITERATIONS=1",
+    "LEARNING_RATE=1e-3",
+    "SAVE_INTERVAL_STEPS=2",
+    "EVAL_EVERY=4",
+    "EVAL_QUESTIONS=8",
+    "NUM_TEST_QUESTIONS=16",
+    "LOG_ANSWERS_EVERY=2",
+    "EVAL_CONFIG=liberal",
+]
+
+
+@pytest.fixture(scope="module")
+def finished(finished_run):
+    """The folder of a finished run, with run/ and said.txt; copy it to change it."""
+    return finished_run(*SHORT)
 
 
 @pytest.fixture
@@ -483,17 +502,67 @@ def test_runs_that_start_in_the_same_second_have_folders_of_their_own(empty_fold
     assert len({run_folder.new_folder("script") for _ in range(3)}) == 3
 
 
-NOT_ITS_OWN = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-
-
-@pytest.mark.parametrize("name", NOT_ITS_OWN)
-def test_a_run_never_begins_anew_over_what_there_is(name, empty_folder):
-    case = NOT_ITS_OWN[name]
-    arguments = ["RUN_DIR=a", *case["arguments"]]
+@pytest.mark.parametrize(
+    ("happens", "arguments", "said"),
+    [
+        pytest.param(
+            "rm a/constants.json a/before.json",
+            [],
+            "constants.json of",
+            id="constants and evaluation",
+        ),
+        pytest.param(
+            "rm -r a/constants.json a/checkpoints/4",
+            [],
+            "constants.json of",
+            id="constants before a checkpoint",
+        ),
+        pytest.param(
+            "rm -r a/checkpoints",
+            [],
+            "a/checkpoints is empty, .* step 4",
+            id="checkpoints are gone",
+        ),
+        pytest.param(
+            "rm -r kept/a", ["CHECKPOINT_DIR=kept"], "kept/a is empty", id="CHECKPOINT_DIR is gone"
+        ),
+        pytest.param(
+            "rm -r a",
+            ["RUN_DIR=c/a", "CHECKPOINT_DIR=kept"],
+            r"of another run \(a\)",
+            id="another's of that name",
+        ),
+        pytest.param(
+            'echo \'{"run_id": "1", "RUN_DIR": "a"}\' > kept/a/run.json',
+            ["CHECKPOINT_DIR=kept"],
+            "of another run",
+            id="another's of that RUN_DIR",
+        ),
+        pytest.param(
+            "touch f", ["RUN_DIR=d", "CHECKPOINT_DIR=f/x"], "=f/x: Not a dir.*; choose", id="a file"
+        ),
+        pytest.param(
+            "echo '{' > a/run.json",
+            ["CHECKPOINT_DIR=kept"],
+            "run.json.* damaged",
+            id="run.json cut",
+        ),
+        pytest.param(
+            "echo '[1]' > kept/a/run.json",
+            ["CHECKPOINT_DIR=kept"],
+            "run.json.* damaged",
+            id="its copy is a list",
+        ),
+    ],
+)
+def test_a_run_never_begins_anew_over_what_there_is(happens, arguments, said, empty_folder):
+    """A run in RUN_DIR=a, what happens to it, and how it's started once more."""
+    arguments = ["RUN_DIR=a", *arguments]
+    # it had its CHECKPOINT_DIR from the beginning where it's started with one
     begin("RUN_DIR=a", *[text for text in arguments if text == "CHECKPOINT_DIR=kept"])
-    subprocess.run(case["happens"], shell=True, check=True)
+    subprocess.run(happens, shell=True, check=True)
     there = contents(empty_folder)
-    with pytest.raises(UserError, match=case["said"]) as error:
+    with pytest.raises(UserError, match=said) as error:
         begin(*arguments)
     assert "\n" not in str(error.value) and contents(empty_folder).items() >= there.items()
 

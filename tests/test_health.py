@@ -13,7 +13,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -55,10 +54,59 @@ def spoil(name, patch):
             patch.setattr(reward_func, reward, by_length if sign else reward_func.check_numbers)
 
 
-CONSTANTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-CAUSES = CONSTANTS.pop("broken")
+# The constants of the runs behind golden/health, beside NUM_BATCHES=20 NUM_TEST_QUESTIONS=8.
+CONSTANTS = {
+    "healthy": "",
+    "rloo": "ADVANTAGE=rloo LOSS_AGG_MODE=seq-mean-token-sum",
+    "alike": "TEMPERATURE=0.05 NUM_BATCHES=10",
+    "no_signal": "DATASET=changed.jsonl TEST_DATASET=tiny_gsm8k BETA=0.0",
+    "solved": (
+        "DATASET=changed.jsonl TEST_DATASET=tiny_gsm8k NUM_BATCHES=60 "
+        "NUM_ITERATIONS=1 LEARNING_RATE=1e-3"
+    ),
+    "never_stops": "MODEL=model",
+    "cut_off": "TOTAL_GENERATION_STEPS=15",
+    "longer": "LEARNING_RATE=0.003 BETA=0.0 NUM_BATCHES=40",
+    "kl": "LEARNING_RATE=0.01",
+    "format_only": "DATASET=changed.jsonl TEST_DATASET=tiny_gsm8k NUM_BATCHES=30",
+    "entropy": "LEARNING_RATE=0.003 BETA=0.0 NUM_BATCHES=40",
+    "clipped": "NUM_ITERATIONS=8 LEARNING_RATE=0.005",
+    "gradient": "MAX_GRAD_NORM=0.01",
+    "mismatch": "TEMPERATURE=3.0 TOP_K=5 BETA=0.0",
+    "worse": "LEARNING_RATE=0.03 WARMUP_FRACTION=0.9 MAX_GRAD_NORM=100.0",
+}
 HEALTHY = ("healthy", "rloo")
 ILL = [name for name in CONSTANTS if name not in HEALTHY]
+# Runs broken in other ways, and the causes that a report names, the root first. `symptoms` are
+# lines that hold, too, and that it leaves out. Each has NUM_TEST_QUESTIONS=64 EVAL_QUESTIONS=32
+# EVAL_EVERY=10 EVAL_CONFIG=liberal besides what its .json says.
+CAUSES = {
+    "learning_rate": dict(
+        causes=["kl"], symptoms=["worse", "longer", "late_cut_off", "clipped", "gradient"]
+    ),
+    # BETA=0: the log has no KL
+    "no_kl": dict(causes=["worse"], symptoms=["clipped"]),
+    "hot": dict(causes=["hot"]),
+    # a reward of one point per digit
+    "digits_paid": dict(causes=["gamed"], symptoms=["longer", "late_cut_off"]),
+    # a reward for wrong answers
+    "wrong_is_right": dict(causes=["gamed"], symptoms=["silenced"]),
+    # a reward for tags that the prompt doesn't ask for
+    "wrong_tags": dict(causes=["no_signal"]),
+    "short": dict(causes=["cut_off"]),
+    "four_questions": dict(causes=["by_heart_test"], symptoms=["solved"]),
+    # whose weights have noise of half their standard deviation
+    "teacher": dict(causes=["teacher"]),
+    # it works
+    "walk": dict(causes=[]),
+    # with twice the NUM_BATCHES, and it works
+    "resumed": dict(causes=[], resumed=10),
+    # resumed with four times the NUM_BATCHES, but its KL was 58 before that
+    "damaged": dict(causes=["kl"], symptoms=["unlearned", "format_only"], resumed=10),
+    # BETA=0 and ten times the LEARNING_RATE; the format keeps the reward up
+    "collapsed": dict(causes=["unlearned"], symptoms=["format_only"]),
+    "still": dict(causes=["still"]),
+}
 
 
 def log(name):

@@ -21,6 +21,19 @@ from settings import HERE, UserError
 from task.grading import extract_answer, grade, last_number
 from task.run_grader import course_rewards
 
+SHORT = [  # a run of seconds
+    "NUM_BATCHES=8",
+    "BATCH_SIZE=4",
+    "NUM_GENERATIONS=4",
+    "NUM_ITERATIONS=1",
+    "LEARNING_RATE=1e-3",
+    "SAVE_INTERVAL_STEPS=2",
+    "EVAL_EVERY=4",
+    "EVAL_QUESTIONS=8",
+    "NUM_TEST_QUESTIONS=16",
+    "LOG_ANSWERS_EVERY=2",
+    "EVAL_CONFIG=liberal",
+]
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
@@ -30,6 +43,12 @@ def test_without_a_run_a_model_is_asked_as_the_main_script_would():
             settings.defaults(kind, column) for kind in (inference.Constants, demo.Constants)
         )
         assert {name: its[name] for name in inference.PROMPT_AND_LENGTHS}.items() <= mine.items()
+
+
+@pytest.fixture(scope="module")
+def finished(finished_run):
+    """The folder of a finished run, with run/ and said.txt; copy it to change it."""
+    return finished_run(*SHORT)
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,19 @@ from tools import model_card, show_run
 TURNING = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 MARKS = {"\u200e", "\u200f", "\u061c"}
 # clears, hides an .exe, overwrites, colors, is not text
+SHORT = [  # a run of seconds
+    "NUM_BATCHES=8",
+    "BATCH_SIZE=4",
+    "NUM_GENERATIONS=4",
+    "NUM_ITERATIONS=1",
+    "LEARNING_RATE=1e-3",
+    "SAVE_INTERVAL_STEPS=2",
+    "EVAL_EVERY=4",
+    "EVAL_QUESTIONS=8",
+    "NUM_TEST_QUESTIONS=16",
+    "LOG_ANSWERS_EVERY=2",
+    "EVAL_CONFIG=liberal",
+]
 EVIL = "\x1b[2J\u202egnp.exe\r\x9b1m\ud800"
 
 
@@ -42,6 +55,12 @@ def test_every_character_of_the_first_plane_is_judged_as_unicode_has_it():
         assert escape(c) == (c.encode("unicode_escape").decode() if obeyed(c) else c), hex(ord(c))
     for text in (*HOSTILE, EVIL):
         assert escape(text) == "".join(map(escape, text))
+
+
+@pytest.fixture(scope="module")
+def finished(finished_run):
+    """The folder of a finished run, with run/ and said.txt; copy it to change it."""
+    return finished_run(*SHORT)
 
 
 @pytest.mark.parametrize("text", [*HOSTILE, "a\n```\n# heading\n````\n", "`````", "~~~\n```"])
