@@ -1,6 +1,6 @@
 """A tiny reward model: it learns preferences from pairs of answers, and a policy learns to fool it.
 
-docs/learn/own_data_and_rewards.md has the commands. The pairs come from a run's answers.jsonl: two
+docs/learn/reward_model.md has the commands. The pairs come from a run's answers.jsonl: two
 answers to the same question. The one with the higher reward plays the answer people preferred. It's
 the Bradley-Terry model (InstructGPT, arXiv 2203.02155, eq. 1):
 

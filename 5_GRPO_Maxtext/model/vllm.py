@@ -70,7 +70,7 @@ def stochastic_round(x: jax.Array) -> jax.Array:
     """Rounds each weight randomly to one of its two bfloat16 neighbors, without bias.
 
     With rounding to nearest, most weights wouldn't change early in a run, since LoRA moves them by
-    less than half a grid step (docs/learn/sampler_and_trainer.md). The upper 16 bits of a float32
+    less than half a grid step (docs/learn/sampling_with_vllm.md). The upper 16 bits of a float32
     are a bfloat16. We add 16 random bits to the lower half, and the closer the weight is to its
     upper neighbor, the more often that carries. The random key is the sum of the weights: the same
     ones always round the same way, also in a resumed run, and each layer and step gets different
