@@ -1,6 +1,7 @@
 """The variants that work on rewards, groups, lengths and steps: NumPy, by hand."""
 
 import functools
+import json
 import statistics
 import tomllib
 from pathlib import Path
@@ -250,6 +251,54 @@ def test_a_function_that_cannot_work_gets_one_line(text, words, tmp_path):
         train(c, [], sum, tmp_path / "run")
     line = str(error.value)
     assert line.startswith(f"METHOD={own}: ") and "\n" not in line and words in line, line
+
+
+REMEMBERS = """import json
+
+def rollouts(c, llm, task, run, step):
+    run.carried.setdefault("beta", []).append(step)
+    run.carried["proof"] = run.carried["carried"] = {"mine": run.carried["beta"]}
+"""
+SAMPLES = """
+    questions = task.repeat(task.batches[step])
+    return task.grade(questions, llm.generate(questions, step))
+"""
+
+
+@pytest.fixture
+def remembering(tmp_path):
+    """A short run on given answers with a METHOD that writes to run.carried; its log."""
+    answers = [np.array([[4, 5, 1], [5, 1, 0], [4, 4, 1], [1, 0, 0]])]
+    short = "EVAL_EVERY=0", "LOG_ANSWERS_EVERY=0", "BATCH_SIZE=2", "NUM_GENERATIONS=2", "BETA=0.25"
+
+    def run(steps, text):
+        own = tmp_path / f"own_{abs(hash(text))}.py"
+        own.write_text(text)
+        c = constants_of(*short, f"METHOD={own}", f"NUM_BATCHES={steps}")
+        return train(c, answers, sum, tmp_path / "run")[1]
+
+    return run
+
+
+def test_what_a_readers_rollouts_remember_is_theirs_whatever_they_call_it(remembering, tmp_path):
+    """Under the names that a checkpoint itself uses, through the end of a process."""
+    seen = tmp_path / "seen.json"
+    text = REMEMBERS + f"    open({str(seen)!r}, 'w').write(json.dumps(run.carried))\n" + SAMPLES
+    for steps in (1, 2):
+        log = remembering(steps, text)
+    assert [row["beta"] for row in log] == [0.25, 0.25]
+    mine = {"mine": [0, 1]}
+    assert json.loads(seen.read_text()) == {"beta": [0, 1], "proof": mine, "carried": mine}
+
+
+@pytest.mark.parametrize("value", ["__import__('numpy').ones(2)", "{(1, 2): 3}", "{1, 2}"])
+def test_what_no_checkpoint_can_keep_is_refused_in_the_first_step(value, remembering):
+    text = REMEMBERS.replace("append(step)", f"append({value})") + SAMPLES
+    with pytest.raises(
+        settings.UserError, match=r"^METHOD=.*run\.carried\['beta'\] \(.*; use"
+    ) as e:
+        remembering(3, text)
+    assert "\n" not in str(e.value)
 
 
 def test_the_kl_controller_by_hand():
