@@ -139,13 +139,16 @@ def try_rewards(c: RunConstants, grader: run_grader.Grader, row, tokenizer, cour
     given |= dict(completions=[text], completion_ids=[np.array(ids, np.int32)])
     if c.ENVIRONMENT:
         given["episodes"] = [turns.Episode([0] * len(ids), [1.0], [1.0], terminated=True)]
-    for name, reward in zip(grader.names, grader.functions, strict=True):
+    for name, file, reward in zip(grader.names, grader.files, grader.functions, strict=True):
         try:
             reward(**given)
         except UserError as error:
-            added = not c.REWARDS and name in run_grader.course_rewards(course)
-            remedy = f"; if {name} is no reward, begin its name with an underscore"
-            raise UserError(f"{error}{remedy * added}") from None
+            if file != "built in":
+                raise UserError(f"REWARD_FUNC={c.REWARD_FUNC}: {error}") from None
+            if name in run_grader.course_rewards(course):
+                remedy = f"if {name} is no reward, begin its name with an underscore"
+                raise UserError(f"{course.__file__}: {error}; {remedy}") from None
+            raise
 
 
 def checked_grader(c: RunConstants, hf, tokenizer, course, data) -> run_grader.Grader:
@@ -257,6 +260,7 @@ def open_run(
             parameters = llama.count_parameters(llm.actor)
             trained = memory.trained_parameters(c, hf, parameters)
             task = make_task(c, rows, grader, sources)
-            folder.keep(overlap=questions.overlap(rows))
+            own = list(own_functions(c.METHOD))  # the report's page has no formula for these
+            folder.keep(overlap=questions.overlap(rows), own_functions=own)
             report.introduce(c, folder, parameters, trained, model_folder, hf, task, rows)
             yield c, llm, task, folder
