@@ -9,8 +9,11 @@ import json
 import os
 import re
 import shutil
+import statistics
 import time
+import typing
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
@@ -25,6 +28,8 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 from test_health import FOLDER
 from test_page import SMALL, with_hostile_texts
 
+import grpo_variants as variants
+from constants import Variants
 from run import answers, evaluation, page
 
 SHORT = [  # a run of seconds
@@ -97,9 +102,9 @@ def open_group(driver, run, step):
     return rows[i], sorted({texts.index(text) for text in texts})
 
 
-def changed(run, folder, answer=None, log="", **objects):
-    """The page of a copy of the run: entries of its JSON files, answers and log are others."""
-    copy = shutil.copytree(run, folder, ignore=SMALL)
+def changed(source, folder, answer=None, log="", **objects):
+    """The page of a copy of a run: entries of its JSON files, answers and log are others."""
+    copy = shutil.copytree(source, folder, ignore=SMALL)
     for name, entries in objects.items():
         path = copy / f"{name}.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | entries))
@@ -153,6 +158,8 @@ VARIANTS = {
         LOSS_ALGO="dapo", LOSS_AGG_MODE="token-mean", EPSILON_HIGH=0.28, KL_LOSS_MODE="kl"
     ),
     "GSPO": dict(LOSS_ALGO="gspo-token", EPSILON=0.0005),
+    "CISPO": dict(LOSS_ALGO="cispo", EPSILON=0.0005),
+    "MaxRL": dict(ADVANTAGE="maxrl"),
 }
 
 
@@ -172,18 +179,23 @@ def test_the_formula_has_the_numbers_of_the_token(run, show, tmp_path, variant):
         lines = {line.split()[0]: line for line in text.splitlines()}
 
         base = (R.sum() - R[number]) / (len(R) - 1) if variant == "RLOO" else R.mean()
-        A = (R[number] - base) / (1 if variant in ("RLOO", "Dr. GRPO") else R.std(ddof=1) + 1e-6)
-        assert first.startswith(f"{variant if variant in ('RLOO', 'Dr. GRPO') else 'GRPO'}: A = ")
+        scales = {"RLOO": 1, "Dr. GRPO": 1, "MaxRL": R.mean()}
+        A = (R[number] - base) / scales.get(variant, R.std(ddof=1) + 1e-6)
+        assert first.startswith(f"{variant if variant in scales else 'GRPO'}: A = ")
         old, new, reference = (
             np.array(answer[f"log_prob{x}"]) for x in ("", "_after", "_reference")
         )
         ratio = np.exp((new - old).mean() if variant == "GSPO" else new[t] - old[t])
         epsilon = constants.get("EPSILON", 0.2)
         low, high = 1 - epsilon, 1 + constants.get("EPSILON_HIGH", epsilon)
-        assert f"clip(ratio, {low:.2f}, {high:.2f})" in text
-        objective = min(
-            ratio * answer["advantage"], np.clip(ratio, low, high) * answer["advantage"]
-        )
+        if variant == "CISPO":
+            assert "clip" not in text
+            objective = min(ratio, high) * answer["advantage"] * new[t]
+        else:
+            assert f"clip(ratio, {low:.2f}, {high:.2f})" in text
+            objective = min(
+                ratio * answer["advantage"], np.clip(ratio, low, high) * answer["advantage"]
+            )
         d = reference[t] - new[t]
         kl = {"kl": -d, "mse_kl": d * d / 2}.get(constants.get("KL_LOSS_MODE"), np.exp(d) - d - 1)
         weight = {
@@ -194,11 +206,134 @@ def test_the_formula_has_the_numbers_of_the_token(run, show, tmp_path, variant):
         for line, expected, places in (
             (first, A, 3),
             (lines["ratio"], ratio, 3),
-            (lines["min(ratio"].split("←")[0], objective, 3),
+            (lines["min(ratio" + "," * (variant == "CISPO")].split("←")[0], objective, 3),
             (lines["d"].split(";")[1], kl, 4),
             (lines["weight"], weight, 5),
         ):
             assert float(line.rsplit("= ", 1)[1]) == pytest.approx(expected, abs=0.51 * 10**-places)
+
+
+def test_every_setting_has_its_formula(run, show):
+    driver, kinds = show(run / "report.html"), typing.get_type_hints(Variants)
+    for constant, table in (
+        ("ADVANTAGE", "ADVANTAGES"),
+        ("LOSS_ALGO", "OBJECTIVES"),
+        ("KL_LOSS_MODE", "KL"),
+        ("LOSS_AGG_MODE", "WEIGHTS"),
+    ):
+        known = driver.execute_script(f"return Object.keys({table})")
+        assert set(typing.get_args(kinds[constant])) <= set(known), constant
+
+
+def of_the_step(rows, step, advantage):
+    """Gives the answers of a step the advantages that a function of the script's finds."""
+    rows = [row for row in rows if row["step"] == step]
+    answers = [row["completions"] for row in rows]  # [B][G]
+    parts = {
+        name: np.array([[answer["points"][name] for answer in group] for group in answers])
+        for name in answers[0][0]["points"]
+    }
+    found = advantage(SimpleNamespace(reward_parts=parts, rewards=sum(parts.values())))
+    for group, values in zip(answers, found, strict=True):
+        for answer, value in zip(group, values, strict=True):
+            answer["advantage"] = round(float(value), 5)
+    return rows
+
+
+def test_gdpo_shows_its_own_advantage_and_shares(run, show, tmp_path):
+    """The script's, of the whole step; a group of equal sums with other parts isn't silent."""
+
+    def gdpo(rows):
+        for part, answer in enumerate(rows[0]["completions"]):
+            answer["points"] |= dict(check_answer=float(part), check_numbers=-(float(part) ** 2))
+            answer["points"]["match_format_exactly"] = part**2 - part
+            answer["reward"] = sum(answer["points"].values())
+        of_the_step(rows, 1, variants.decoupled_advantage)
+
+    driver = show(changed(run, tmp_path / "run", gdpo, constants={"ADVANTAGE": "gdpo"}))
+    turn(driver, "step", 1)
+    row = json.loads((tmp_path / "run" / "answers.jsonl").read_text().splitlines()[0])
+    earned = [answer["points"] for answer in row["completions"]]
+    assert "silent" not in find(driver, "#groups button")[0].get_attribute("class").split()
+    choose_group(driver, 0)
+    assert one(driver, "#group .math").text.startswith("GDPO: S = ")
+    for card in find(driver, "article"):
+        number = int(card.get_attribute("data-answer"))
+        answer = row["completions"][number]
+        focus(driver, card.find_elements(By.CSS_SELECTOR, ".token")[0])
+        line = texts(driver, "#formula .math")[0].replace("\u2212", "-")
+        columns = [[points[name] for points in earned] for name in earned[0]]
+        spreads = [statistics.stdev(column) + 1e-6 for column in columns]
+        S = sum(
+            (column[number] - statistics.mean(column)) / spread
+            for column, spread in zip(columns, spreads, strict=True)
+        )
+        assert line.endswith(f" = {S:.3f} / std(S) = {answer['advantage']:.3f}")
+        rows = card.find_elements(By.CSS_SELECTOR, "tbody tr")
+        shares = [
+            float(line.find_elements(By.TAG_NAME, "td")[2].text.replace("\u2212", "-"))
+            for line in rows
+        ]
+        assert sum(shares[:-1]) == pytest.approx(shares[-1], abs=0.026)  # five rounded to 0.01
+
+
+OURS = {  # of METHOD's functions, what the page says where it has our own
+    "advantage": "GRPO: A = (R",
+    "objective": "min(ratio × A, clip(ratio",
+    "kl": "(k3)",
+    "weights": "weight in J: 1 / (16 answers",
+}
+
+
+@pytest.mark.parametrize("own", [["advantage"], ["objective", "kl"], ["rollouts", "weights"], None])
+def test_a_readers_own_function_is_named_and_has_no_formula_of_ours(run, show, tmp_path, own):
+    """Its advantage is the logged one, also where all rewards are equal. Without run.json (None) it
+    may be any of them.
+    """
+
+    def silent_by_rewards(rows):
+        for i, answer in enumerate(rows[0]["completions"]):
+            answer |= {"reward": 9.5, "advantage": i / 8}
+
+    note = {"own_functions": own} if own else {}
+    constants = {"METHOD": "mine/soft.py"}
+    path = changed(run, tmp_path / "run", silent_by_rewards, constants=constants, run=note)
+    if own is None:
+        (tmp_path / "run" / "run.json").unlink()
+        path = page.write(tmp_path / "run")
+    driver = show(path)
+    turn(driver, "step", 1)
+    choose_group(driver, 0)
+    replaced = own or list(OURS)
+    classes = find(driver, "#groups button")[0].get_attribute("class").split()
+    assert ("silent" in classes) == ("advantage" not in replaced)
+    row, cards = open_group(driver, run, 6)
+    for number in cards:
+        focus(driver, one(driver, f'.token[data-answer="{number}"][data-token="1"]'))
+        said = one(driver, "#formula").text
+        for name, words in OURS.items():
+            assert (words in said) == (name not in replaced), (name, said)
+            assert (f"your own {name} (soft.py)" in said) == (name in replaced), (name, said)
+        A = row["completions"][number]["advantage"]
+        if "advantage" in replaced:
+            line = texts(driver, "#formula .math")[0].replace("\u2212", "-")
+            assert line == f"A: your own advantage (soft.py) = {A:.3f}"
+            assert "share of A" not in one(driver, "article .bars").text
+        if "objective" in replaced:
+            assert "the clip" not in said
+    driver.get(f"{path.resolve().as_uri()}#lang=zh")
+    turn(driver, "step", 6)
+    focus(driver, find(driver, "article .token")[1])
+    assert driver.execute_script("return [...untranslated]") == []
+
+
+def test_what_stands_around_the_objective_is_said(run, show, tmp_path):
+    constants = dict(SAMPLER_CORRECTION=2.0, ENTROPY_COEF=0.01)
+    driver = show(changed(run, tmp_path / "run", constants=constants))
+    open_group(driver, run, 6)
+    focus(driver, find(driver, "article .token")[1])
+    said = one(driver, "#formula").text
+    assert "at most 2 (SAMPLER_CORRECTION)" in said and "plus 0.01 × the entropy" in said
 
 
 def test_cards_have_the_points_and_their_shares_add_up_to_the_advantage(run, show):

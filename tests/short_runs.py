@@ -49,8 +49,10 @@ def share_programs(patch):
     def load_llama(folder, hf, config, pad_id, devices=None):
         model, mesh = read_model(folder, hf, config, pad_id, devices)
         structure, weights = nnx.split(model)
-        # equal ones are compared by the objects in them, such as the config's functions
-        key = id(config), repr((hf, pad_id, devices))
+        # equal ones are compared by the objects in them, such as the config's functions; the types
+        # differ where a test has MaxText's own modules
+        types = tuple(type(node) for _, node in nnx.iter_graph(model))
+        key = id(config), repr((hf, pad_id, devices)), types
         return nnx.merge(structures.setdefault(key, structure), weights), mesh
 
     def __init__(

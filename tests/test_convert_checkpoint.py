@@ -147,7 +147,7 @@ def test_what_a_run_trained_becomes_a_model():
     with checkpoints.open_manager(str(Path("run/checkpoints").resolve())) as manager:
         for i in (9, 10):  # the latest is taken: by number, not by name
             weights = optax.tree.scale(i, first)
-            checkpoints.save(manager, i, weights, moments, {"beta": 0.0, "ahead": None}, c)
+            checkpoints.save(manager, i, weights, moments, {"beta": 0.0, "carried": {}}, c)
     assert Path("run/checkpoints/10/moments").is_dir()
 
     tokenizer = llama.load_tokenizer(HERE / "tiny_llama")

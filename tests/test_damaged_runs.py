@@ -122,7 +122,7 @@ def toy(tmp_path):
     with checkpoints.open_manager(str(root)) as manager:
         for step in (1, 2):
             checkpoints.save(
-                manager, step, *six_numbers(step), {"beta": float(step), "ahead": None}, c
+                manager, step, *six_numbers(step), {"beta": float(step), "carried": {}}, c
             )
     return root
 
@@ -229,7 +229,7 @@ def test_a_checkpoint_of_another_run_or_step_is_refused(tmp_path):
 def test_checkpoints_of_older_versions_are_read_but_for_a_nan(toy):
     for step in ("1", "2"):
         change_loop(toy / step, lambda loop: loop.pop("proof"))
-    assert newest(toy)[2] == {"beta": 2.0, "ahead": None}
+    assert newest(toy)[2] == {"beta": 2.0, "carried": {}}
     weights, moments = six_numbers(3)
     trees = {"weights": weights, "moments": jax.tree.leaves(moments)}
     trees["weights"]["table"] = trees["weights"]["table"].at[1, 1].set(np.nan)

@@ -1,18 +1,24 @@
 """DRY_RUN=True: a verdict on any machine, nothing written, one line for what would stop the run."""
 
 import contextlib
+import importlib.util
+import json
+import re
 import resource
 import shutil
 import sys
+from pathlib import Path
 
 import huggingface_hub
 import jax
 import numpy as np
 import pytest
+from short_runs import SHORT, run_here
 from test_machine import on
 
 import grpo_llama3_1_8b_demo as demo
 import machines
+import reward_func
 import settings
 from run import memory, start
 from settings import UserError
@@ -111,6 +117,49 @@ def test_the_laptop_job_is_planned_in_full_and_leaves_nothing(tmp_path, capsys):
     assert "3 steps, 6 updates, 12 answers" in said
     assert f"devices  {jax.device_count()} x cpu, generation by maxtext" in said
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("way", ["DRY_RUN=True", "DRY_RUN=False"])
+def test_every_reward_is_tried_before_the_model_is_loaded(way, tmp_path, monkeypatch):
+    """Also a function that was added to reward_func.py and isn't one."""
+    path = tmp_path / "course.py"
+    helper = "\n\ndef half(points):\n    return points / 2\n"
+    path.write_text(Path(reward_func.__file__).read_text() + helper)
+    spec = importlib.util.spec_from_file_location("course", path)
+    spec.loader.exec_module(course := importlib.util.module_from_spec(spec))
+    monkeypatch.setattr(demo, "reward_func", course)
+    monkeypatch.setattr(start, "load_llm", None)  # called, it raises
+    with pytest.raises(
+        UserError, match=r"course.py: reward function half raised TypeError: .*underscore$"
+    ):
+        demo.main([way])
+    assert not Path("runs").exists()
+
+
+RECORDS = """
+import itertools, json
+count = itertools.count()
+
+def recorded(**columns):
+    kinds = {
+        name: [str(type(value)), str(getattr(value, "dtype", "")), *{str(type(x)) for x in value}]
+        for name, value in columns.items()
+    }
+    with open("kinds.jsonl", "a") as file:
+        file.write(json.dumps([next(count), kinds]) + "\\n")
+    return [0.0] * len(columns["completions"])
+"""
+
+
+def test_a_reward_is_tried_with_what_a_run_gives_it_and_forgets_the_trial(empty_folder):
+    """The types of all columns; the counter, which the first step finds at 0."""
+    Path("own.py").write_text(RECORDS)
+    run_here(empty_folder, *SHORT, "NUM_BATCHES=1", "REWARD_FUNC=own.py", "REWARDS=recorded")
+    lines = [json.loads(line) for line in Path("kinds.jsonl").read_text().splitlines()]
+    (_, tried), (first, given) = lines
+    for kinds in (tried, given):  # texts of other lengths
+        kinds.update({name: re.sub(r"<U\d+", "<U", str(kind)) for name, kind in kinds.items()})
+    assert tried == given and first == 0
 
 
 def test_the_disk_that_holds_the_checkpoints_is_the_one_that_is_checked(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ import shutil
 import numpy as np
 import pytest
 from hostile import HOSTILE
-from short_runs import saved_steps
+from short_runs import run_here, saved_steps
 from test_health import FOLDER
 
 from run import answers, evaluation, page, run_folder
@@ -110,6 +110,23 @@ def test_the_page_has_what_the_files_have(run, tmp_path):
     ill = shutil.copytree(run, tmp_path / "ill", ignore=SMALL)
     shutil.copy(FOLDER / "kl.csv", ill / "train_log.csv")
     assert "kl" in [values["line"][0] for _, values in data_of(page.write(ill))["health"]]
+
+
+def test_the_page_knows_which_functions_are_the_readers_own(empty_folder):
+    """And the advantage of each token, where they differ within an answer."""
+    Path("own.py").write_text(
+        "import numpy as np\ndef advantage(samples):\n    T = samples.mask.shape[2]\n"
+        "    return samples.rewards[..., None] + np.arange(T)\n"
+        "def rollouts(c, llm, task, run, step):\n    batch = task.repeat(task.batches[step])\n"
+        "    return task.grade(batch, llm.generate(batch, step))\n"
+    )
+    run_here(empty_folder, *SHORT, "NUM_BATCHES=1", "METHOD=own.py")
+    data = data_of(Path("run/report.html"))
+    assert sorted(data["own"]) == ["advantage", "rollouts"]
+    for group in data["groups"]:
+        for answer in group["completions"]:
+            tokens = np.arange(len(answer["pieces"]))
+            np.testing.assert_allclose(answer["advantages"], answer["reward"] + tokens, atol=1e-5)
 
 
 def test_the_report_names_the_best_evaluation_which_is_the_first_of_the_highest(run):

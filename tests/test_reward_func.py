@@ -21,13 +21,14 @@ from task.grading import (
     last_number,
     parse_number,
 )
-from task.run_grader import course_rewards
 from task.task_rewards import compute_score
 
 CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 ANSWERS = Path(__file__).with_name("answer_cases.jsonl").read_text(encoding="utf-8").splitlines()
 
-REWARDS = list(course_rewards(reward_func).values())
+# by name: a reader may add more
+FOUR = ("match_format_exactly", "match_format_approximately", "check_answer", "check_numbers")
+REWARDS = [getattr(reward_func, name) for name in FOUR]
 PERFECT = "<reasoning>16 - 3 - 4 = 9 and 9 * 2 = 18</reasoning>\n<answer>18</answer>"
 
 

@@ -333,7 +333,7 @@ def test_a_reward_of_ones_own_at_fault_is_one_line(text, rewards, words):
             "",
             "no reward function 'check_anser'; .*match_format_exactly, .*compute_score",
         ),
-        ("", "gone.py", "REWARD_FUNC=.*gone.py: not a Python file"),
+        ("", "gone.py", "REWARD_FUNC=.*gone.py: no such file"),
         ("", "mine.txt", "REWARD_FUNC=.*mine.txt: not a Python file"),
         ("other", "mine.py", "no reward function 'other'; .*match_format_exactly.*brief"),
         ("check_answer,", "", "no reward function ''"),

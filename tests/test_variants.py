@@ -1,9 +1,12 @@
 """The variants that work on rewards, groups, lengths and steps: NumPy, by hand."""
 
 import functools
+import json
 import statistics
+from contextlib import nullcontext
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 from table_policy import constants_of, train
@@ -13,7 +16,7 @@ import grpo_llama3_1_8b_demo as demo
 import grpo_variants as variants
 import schedules
 import settings
-from run.start import check_method
+from run.start import check_method, prepare
 from task.questions import mixed_batches
 from task.task import Answers, Samples, make_task
 
@@ -203,13 +206,62 @@ def test_a_readers_function_takes_the_place_of_the_pages(tmp_path):
     own = tmp_path / "own.py"
     example = (settings.HERE / "examples" / "my_method.py").read_text()
     own.write_text(example + "\n\ndef weights(mask):\n    return mask * 2.0\n")
-    c = constants_of(f"METHOD={own}", "ADVANTAGE=rloo")
+    c = constants_of(f"METHOD={own}")
     check_method(c, demo.TABLES)
     method = variants.choose(c, demo.TABLES)
     assert method.kl is demo.k3 and method.rollouts is demo.rollouts
     assert method.weights(np.ones(3)).tolist() == [2, 2, 2]
     advantage = method.advantage(samples([9.5, 2, 2, -1], [4, 4, 4, 4]))
     np.testing.assert_allclose(advantage, [[1, 0, 0, -1], [0, 0, 0, 0]], atol=1e-12)
+
+    # the objective in float64, and its slope in log pi by the derivative of tanh, 1 / cosh^2
+    log_ratio, A = np.array([[-3.0, -0.1, 0.0, 0.15, 2.0]]), np.array([[-1.5]])
+    batch = SimpleNamespace(old_log_prob=np.float32(-log_ratio), advantage=A)
+    ratio, x = np.exp(log_ratio), (np.exp(log_ratio) - 1) / c.EPSILON
+
+    def total(log_prob):
+        found, far = method.objective(SimpleNamespace(log_prob=log_prob), batch, c)
+        return found.sum(), (found, far)
+
+    zeros = np.zeros(log_ratio.shape, np.float32)
+    slope, (found, far) = jax.grad(total, has_aux=True)(zeros)
+    # float32: each rounding of a number of size 1 is 6e-8, divided by EPSILON = 0.2
+    close = dict(rtol=3e-6, atol=1e-6)
+    np.testing.assert_allclose(found, (1 + c.EPSILON * np.tanh(x)) * A, **close)
+    np.testing.assert_allclose(slope, ratio * A / np.cosh(x) ** 2, **close)
+    assert far.tolist() == [[True, False, False, False, True]]
+
+
+HAS = {  # a METHOD that defines one function; its constant, with another value than the default
+    "def rollouts(c, llm, task, run, step): pass": "ROLLOUTS=curriculum",
+    "def advantage(samples): return samples.rewards": "ADVANTAGE=rloo",
+    "def weights(mask): return mask * 1.0": "LOSS_AGG_MODE=token-mean",
+    "def objective(pi, batch, c): return pi.log_prob, batch.mask": "LOSS_ALGO=gspo-token",
+    "def kl(x): return x": "KL_LOSS_MODE=mse_kl",
+}
+
+
+@pytest.mark.parametrize("constant", HAS.values())
+@pytest.mark.parametrize("text", HAS)
+def test_a_constant_that_a_readers_function_overrides_is_refused(text, constant, tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text(text)
+    c = constants_of(f"METHOD={own}", constant)
+    words = f"^{constant}: has no effect, because METHOD={own} has its own [a-z]+; leave it out$"
+    refused = pytest.raises(settings.UserError, match=words)
+    with refused if HAS[text] == constant else nullcontext():
+        prepare(c, demo.TABLES)
+
+
+@pytest.mark.parametrize("text", HAS)
+@pytest.mark.parametrize("constant", ["EPSILON_HIGH=0.3", "EPSILON_HIGH=0.1"])
+def test_a_readers_objective_may_use_the_clip_ranges_its_own_way(text, constant, tmp_path):
+    """The page's objective has no use for these."""
+    own = tmp_path / "own.py"
+    own.write_text(text)
+    refused = pytest.raises(settings.UserError, match=f"^{constant}: ")
+    with nullcontext() if "objective" in text else refused:
+        prepare(constants_of(f"METHOD={own}", constant), demo.TABLES)
 
 
 @pytest.mark.parametrize(
@@ -279,6 +331,20 @@ def test_what_a_readers_function_writes_to_its_arguments_stays_there(tmp_path):
         ("def kl(x): raise ValueError('no\\nidea')", "kl raised ValueError: no idea; fix it"),
         ("def objective(pi, batch, c): return pi.log_prob * batch.advantage", "objective returned"),
         ("def kl(x):\n    if x > 0:\n        return x", "truth value"),
+        (
+            "def kl(x):\n    if x.sum() > 0:\n        return x",
+            "use jnp.where in place of if (",
+        ),
+        (
+            "import numpy as np\ndef kl(x): return np.exp(x) - 1 - x",
+            "use jax.numpy (jnp) in place of NumPy (",
+        ),
+        ("def kl(x): return x * float(x[0, 0])", "keep it an array"),
+        (
+            "import numpy as np\ndef objective(pi, batch, c):\n"
+            "    return np.tanh(pi.log_prob), batch.mask",
+            "use jax.numpy (jnp) in place of NumPy (",
+        ),
         ("advantage = 1 / 0", "ZeroDivisionError"),
         ("def rollouts(*_): return iter(())", "rollouts returned <tuple_iterator"),
         ("def rollouts(c, llm, task, run): pass", "rollouts raised TypeError"),
@@ -297,6 +363,51 @@ def test_a_function_that_cannot_work_gets_one_line(text, words, tmp_path):
         train(c, [], sum, tmp_path / "run")
     line = str(error.value)
     assert line.startswith(f"METHOD={own}: ") and "\n" not in line and words in line, line
+
+
+REMEMBERS = """import json
+
+def rollouts(c, llm, task, run, step):
+    run.carried.setdefault("beta", []).append(step)
+    run.carried["proof"] = run.carried["carried"] = {"mine": run.carried["beta"]}
+"""
+SAMPLES = """
+    questions = task.repeat(task.batches[step])
+    return task.grade(questions, llm.generate(questions, step))
+"""
+
+
+@pytest.fixture
+def remembering(tmp_path):
+    """A short run on given answers with a METHOD that writes to run.carried; its log."""
+    answers = [np.array([[4, 5, 1], [5, 1, 0], [4, 4, 1], [1, 0, 0]])]
+    short = "EVAL_EVERY=0", "LOG_ANSWERS_EVERY=0", "BATCH_SIZE=2", "NUM_GENERATIONS=2", "BETA=0.25"
+
+    def run(steps, text):
+        own = tmp_path / f"own_{abs(hash(text))}.py"
+        own.write_text(text)
+        c = constants_of(*short, f"METHOD={own}", f"NUM_BATCHES={steps}")
+        return train(c, answers, sum, tmp_path / "run")[1]
+
+    return run
+
+
+def test_what_a_readers_rollouts_remember_is_theirs_whatever_they_call_it(remembering, tmp_path):
+    """Under the names that a checkpoint itself uses, through the end of a process."""
+    seen = tmp_path / "seen.json"
+    text = REMEMBERS + f"    open({str(seen)!r}, 'w').write(json.dumps(run.carried))\n" + SAMPLES
+    for steps in (1, 2):
+        log = remembering(steps, text)
+    assert [row["beta"] for row in log] == [0.25, 0.25]
+    mine = {"mine": [0, 1]}
+    assert json.loads(seen.read_text()) == {"beta": [0, 1], "proof": mine, "carried": mine}
+
+
+@pytest.mark.parametrize("value", ["__import__('numpy').ones(2)", "{(1, 2): 3}", "{1, 2}"])
+def test_what_no_checkpoint_can_keep_is_refused_in_the_first_step(value, remembering):
+    text = REMEMBERS.replace("append(step)", f"append({value})") + SAMPLES
+    with pytest.raises(settings.UserError, match=r"^METHOD=\S+: .*run\.carried\['beta'\] .*; use"):
+        remembering(3, text)
 
 
 def test_the_kl_controller_by_hand():

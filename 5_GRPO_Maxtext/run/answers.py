@@ -13,7 +13,7 @@ One line per question of a kept step. Log-probs have one number per token, end-o
         "counts": in the loss}]}
 
 An episode of ENVIRONMENT also has "turn" (-1: environment) and "advantages" per token, and its
-"rewards".
+"rewards". A METHOD's advantage per token is in "advantages", too.
 """
 
 import functools
@@ -103,6 +103,8 @@ def question_rows(
             each = np.broadcast_to(advantages[i], max(len(episode.turn), advantages[i].size))
             own = [rounded(value) if turn >= 0 else 0.0 for turn, value in zip(episode.turn, each)]
             answer |= {"turn": episode.turn, "rewards": episode.rewards, "advantages": own}
+        elif per_token:
+            answer["advantages"] = [rounded(x) for x in advantages[i, : len(tokens)]]
         rows.append(answer)
     return [
         {name: str(graded[name][i]) for name in ("question", "answer", "data_source")}

@@ -3,8 +3,8 @@
 CHECKPOINT_DIR/<name of RUN_DIR>/, or RUN_DIR/checkpoints/
     <step>/weights      the trained weights: all of them, or LoRA's A and B
     <step>/moments      the optimizer's state
-    <step>/loop         JSON: the weight of the KL, answers sampled one step ahead, and `proof`:
-                        the run's id, the step, a digest of each array above
+    <step>/loop         JSON: `beta`, the weight of the KL; `carried`, what the rollouts remember;
+                        `proof`: the run's id, the step, a digest of each array above
     run.json ...        in CHECKPOINT_DIR: the files of RUN_DIR as of the newest checkpoint
 
 Orbax writes while training continues. On a disk it writes under a temporary name until a checkpoint

@@ -7,6 +7,7 @@ later.
 
 import importlib.util
 import itertools
+from collections.abc import Mapping
 
 from constants import Machine, RunConstants
 from machines import CARDS, parse_machine
@@ -16,15 +17,20 @@ from task import questions, run_grader
 VLLM_TEMPERATURE = 2  # vLLM 0.32 refuses a request above it
 
 
-def refuse(c: RunConstants) -> None:
-    """Checks every constant we can without the model; raises UserError."""
-    combinations(c)
+def refuse(c: RunConstants, own: Mapping[str, str] | None = None) -> None:
+    """Checks every constant we can without the model; raises UserError.
+
+    `own` are METHOD's functions, by the constant of the table that each replaces. Before its file
+    is loaded (None), we can't tell which constants contradict each other.
+    """
+    if own is not None or not c.METHOD:
+        combinations(c, own or {})
     paths(c)
     template(c)
 
 
-def combinations(c: RunConstants) -> None:
-    """Constants that contradict each other."""
+def combinations(c: RunConstants, own: Mapping[str, str]) -> None:
+    """Constants that contradict each other, or a function of METHOD's (`own`, as in `refuse`)."""
     vllm, ahead = c.ROLLOUT_ENGINE == "vllm", c.ROLLOUTS == "one-step-ahead"
     environment = c.ENVIRONMENT
     micro = c.TRAIN_MICRO_BATCH_SIZE
@@ -36,7 +42,17 @@ def combinations(c: RunConstants) -> None:
         for form in (run_grader.WANT_THINK_TAGS, run_grader.WANT_REASONING_TAGS)
     )
     targets, known = names_in(c.LORA_TARGETS), names_in(Machine.LORA_TARGETS)
+    # METHOD's objective may use EPSILON and EPSILON_HIGH as it likes
+    ours = "LOSS_ALGO" not in own
     rules = [  # constant, whether it's refused, why and what to do
+        *(
+            (
+                constant,
+                getattr(c, constant) != getattr(RunConstants, constant),
+                f"has no effect, because METHOD={c.METHOD} has its own {function}; leave it out",
+            )
+            for constant, function in own.items()
+        ),
         (
             "LORA_TARGETS",
             not set(targets) <= set(known) or len(set(targets)) < len(targets),
@@ -69,12 +85,12 @@ def combinations(c: RunConstants) -> None:
         ),
         (
             "EPSILON_HIGH",
-            0 < c.EPSILON_HIGH < c.EPSILON,
+            ours and 0 < c.EPSILON_HIGH < c.EPSILON,
             f"below EPSILON={c.EPSILON}; raise it, or 0 for the same",
         ),
         (
             "EPSILON_HIGH",
-            c.EPSILON_HIGH and c.LOSS_ALGO == "grpo",
+            ours and c.EPSILON_HIGH and c.LOSS_ALGO == "grpo",
             "LOSS_ALGO=grpo clips by EPSILON on both sides; set LOSS_ALGO=dapo",
         ),
         (

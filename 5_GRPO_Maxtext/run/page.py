@@ -40,6 +40,8 @@ OF_QUESTIONS = MAX_BYTES // 5
 PER_EVALUATION = ("step", "completions", "correct", "greedy_completions", "greedy_correct")
 # shown where the right answers of two runs don't mean the same
 DECIDING = ("NUM_TEST_QUESTIONS", "EVAL_QUESTIONS", "EVAL_CONFIG", "REWARDS", "REWARD_FUNC")
+# functions with a formula in a page; METHOD may have any of them if run.json is lost
+REPLACEABLE = ("advantage", "weights", "objective", "kl")
 PER_TEST = ("asked", "completions", "correct", "correct_lenient", "format_ok")
 
 
@@ -142,6 +144,7 @@ def read(folder: Path) -> SimpleNamespace:
         identity=note.get("identity", {}),
         headline=headline,
         right=right,
+        own=note.get("own_functions", [*REPLACEABLE] if constants.get("METHOD") else []),
         parts=with_steps(parts, len(log)),
         overlap=[
             health.Sentence(f"overlap_{use}_{other}", count=count, all=total)
@@ -182,6 +185,7 @@ def run_data(run: SimpleNamespace) -> dict[str, Any]:
         "steps": len(run.log),
         "constants": constants,
         "command": run.command,
+        "own": run.own,
         "headline": [line.parts for line in run.headline],
         "right": run.right,
         "reasons": [line.parts for line in reasons],

@@ -21,6 +21,7 @@ NOTE = {
     "saved": int,
     "saved_at": float,
     "identity": dict,
+    "own_functions": list,
 }
 TEXTS = ("MODEL", "TEACHER", "DATASET", "TEST_DATASET", "REWARDS", "REWARD_FUNC", "METHOD")
 TEXTS += ("ENVIRONMENT", "CHECKPOINT_DIR", "LORA_TARGETS", "TEMPLATE", "SYSTEM_PROMPT")

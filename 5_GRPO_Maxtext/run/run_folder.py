@@ -2,9 +2,10 @@
 
 constants.json has the constants, MODEL with the hub's commit; a resumed run must match them.
 run.json has the run's number, command and identity (below), its newest checkpoint and when that was
-noted, the checkpoints it keeps, its parts (each start's command, and the steps done before it), and
-which sets share questions. before.json and after.json are the evaluations. With CHECKPOINT_DIR the
-files are also copied there before each checkpoint, so a run survives the loss of its machine.
+noted, the checkpoints it keeps, its parts (each start's command, and the steps done before it),
+which sets share questions, and the names of METHOD's functions. before.json and after.json are the
+evaluations. With CHECKPOINT_DIR the files are also copied there before each checkpoint, so a run
+survives the loss of its machine.
 """
 
 import ast

@@ -22,15 +22,17 @@ from run import checkpoints, checks, memory, process, report, run_folder
 from run.run_folder import RunFolder
 from settings import UserError
 from task import questions, run_grader, turns
-from task.prompts import check_form, make_prompts
+from task.grading import TAGS
+from task.prompts import check_form, make_prompts, think_prompt, to_prompt
+from task.run_grader import THINK_TAGS
 from task.task import Answers, Samples, Task, make_task
 
 
 def prepare(c: RunConstants, tables) -> None:
     """The first steps of a run and of a dry run."""
-    checks.refuse(c)
     versions.prepare_libraries()
     process.enable_compilation_cache()
+    checks.refuse(c, {tables[name][0]: name for name in own_functions(c.METHOD)})
     check_method(c, tables)
     devices.check_machine(c)
 
@@ -122,6 +124,33 @@ def check_method(c: RunConstants, tables) -> None:
         tried("kl", jax.jit(own["kl"]), log_prob[::-1] - log_prob, shapes=[flat])
 
 
+def try_rewards(c: RunConstants, grader: run_grader.Grader, row, tokenizer, course) -> None:
+    """Calls every reward as a run does, with a right answer to the question in `row`; UserError if
+    one fails.
+    """
+    tags = THINK_TAGS if grader.think_tags else TAGS
+    text = "{}?{}{}{answer}{}".format(*tags, answer=row["answer"])
+    prompt, ids = row["question"], [0]
+    if tokenizer:
+        system_prompt = think_prompt(c.SYSTEM_PROMPT) if grader.think_tags else c.SYSTEM_PROMPT
+        prompt = to_prompt(tokenizer, prompt, template=c.TEMPLATE, system_prompt=system_prompt)
+        ids = tokenizer.encode(text, add_special_tokens=False)
+    given = {name: np.array([value]) for name, value in ({"prompts": prompt} | row).items()}
+    given |= dict(completions=[text], completion_ids=[np.array(ids, np.int32)])
+    if c.ENVIRONMENT:
+        given["episodes"] = [turns.Episode([0] * len(ids), [1.0], [1.0], terminated=True)]
+    for name, file, reward in zip(grader.names, grader.files, grader.functions, strict=True):
+        try:
+            reward(**given)
+        except UserError as error:
+            if file != "built in":
+                raise UserError(f"REWARD_FUNC={c.REWARD_FUNC}: {error}") from None
+            if name in run_grader.course_rewards(course):
+                remedy = f"if {name} is no reward, begin its name with an underscore"
+                raise UserError(f"{course.__file__}: {error}; {remedy}") from None
+            raise
+
+
 def checked_grader(c: RunConstants, hf, tokenizer, course, data) -> run_grader.Grader:
     """The grader of a run, once constants, model, questions and rewards suit each other.
 
@@ -144,7 +173,11 @@ def checked_grader(c: RunConstants, hf, tokenizer, course, data) -> run_grader.G
         check_form(c, tokenizer, grader)
     if c.ENVIRONMENT:
         turns.load(c.ENVIRONMENT)
-    return grader
+    if not everything:  # a dry run without a network
+        return grader
+    try_rewards(c, grader, everything[0], tokenizer, course)
+    # Loaded anew: what a reward remembers, such as a random generator, is the run's alone.
+    return run_grader.make_grader(rewards, c.REWARD_FUNC, course, everything)
 
 
 def make_splits(c: RunConstants, data, grader: run_grader.Grader, tokenizer, too_long=None):
@@ -227,6 +260,7 @@ def open_run(
             parameters = llama.count_parameters(llm.actor)
             trained = memory.trained_parameters(c, hf, parameters)
             task = make_task(c, rows, grader, sources)
-            folder.update_run_json(overlap=questions.overlap(rows))
+            own = list(own_functions(c.METHOD))  # the report's page has no formula for these
+            folder.update_run_json(overlap=questions.overlap(rows), own_functions=own)
             report.print_start(c, folder, parameters, trained, model_folder, hf, task, rows)
             yield c, llm, task, folder

@@ -7,6 +7,7 @@ import csv
 import dataclasses
 import io
 import itertools
+import json
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -179,7 +180,7 @@ class TrainingRun:
         first_step: the first step to do; those before it are in the newest checkpoint.
         beta: weight of the KL in the next step.
         carried: what the rollouts remember from step to step, by name: JSON, or a function that
-            returns it.
+            returns it. Each checkpoint keeps it.
         log: rows of train_log.csv.
     """
 
@@ -221,21 +222,20 @@ class TrainingRun:
         """params and opt_state of the newest checkpoint, or else the initial ones."""
         self._params, self._opt_state = self.llm.params, self.llm.first_opt_state(optimizer)
         if self.first_step:
-            self._params, self._opt_state, self.carried = checkpoints.restore(
+            self._params, self._opt_state, loop = checkpoints.restore(
                 self._manager,
                 self.first_step,
                 self._params,
                 self._opt_state,
                 self.folder.run_id,
             )
-            self.beta = self.carried.pop("beta")
+            self.beta, self.carried = loop["beta"], loop["carried"]
             self.llm.load(self._params)
         return self._params, self._opt_state
 
     def save(self, done: int) -> None:
         """Saves a checkpoint after `done` steps."""
-        loop = {name: value() if callable(value) else value for name, value in self.carried.items()}
-        loop["beta"] = self.beta
+        loop = {"beta": self.beta, "carried": self._carried_as_json()}
         # before the checkpoint: a log of more steps than it is cut, of fewer has a hole
         self.folder.update_run_json()
         checkpoints.save(
@@ -247,6 +247,20 @@ class TrainingRun:
             self.c,
             self.folder.run_id,
         )
+
+    def _carried_as_json(self) -> dict[str, Any]:
+        """What a checkpoint keeps of `carried`; UserError if JSON can't hold an entry."""
+        found = {}
+        for name, value in self.carried.items():
+            found[name] = value() if callable(value) else value
+            try:
+                json.dumps({name: found[name]})
+            except (TypeError, ValueError) as error:
+                raise UserError(
+                    f"METHOD={self.c.METHOD}: a checkpoint can't keep run.carried[{name!r}] "
+                    f"({error}); use text, numbers, lists, and dicts by text"
+                ) from None
+        return found
 
     def steps(self) -> Iterator[int]:
         """The steps to do, counted from 0. Ctrl-C (or SIGTERM) ends them after the current one, and
@@ -291,6 +305,8 @@ class TrainingRun:
         """Saves a step's results: a row of the log, its answers, held-out metrics, a checkpoint."""
         c, done, grader = self.c, step + 1, self.task.grader
         self._params, self._opt_state = params, opt_state
+        if step == self.first_step:
+            self._carried_as_json()  # refused now, not at the first checkpoint
         before_update = metrics.pop("log_prob_before_update")  # per token, for answers.jsonl
         row = {"step": done, "beta": self.beta, "temperature": self.llm.temperature}
         row |= {name: metrics.pop(name) for name in ("loss", "grad_norm")}

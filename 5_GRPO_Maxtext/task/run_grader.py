@@ -235,6 +235,13 @@ def make_grader(
     return Grader(tuple(names), files, [checked_reward(name, known[name]) for name in names])
 
 
+REMEDIES = {  # of what jax raises where it traces a function, by the error's name
+    "TracerArrayConversionError": "use jax.numpy (jnp) in place of NumPy",
+    "TracerBoolConversionError": "use jnp.where in place of if",
+    "ConcretizationTypeError": "keep it an array; float, int and item() need a number",
+}
+
+
 def call_user_code(what: str, function: Callable, *arguments, **named):
     """Calls a function of the user's; an exception becomes a one-line UserError that begins with
     `what`.
@@ -252,8 +259,9 @@ def call_user_code(what: str, function: Callable, *arguments, **named):
             f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)
         ]
         where = f" ({places[-1].filename}, line {places[-1].lineno})" if places else ""
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{what} {type(error).__name__}: {reason}; fix it{where}") from error
+        name, reason = type(error).__name__, " ".join(str(error).split())[:200]
+        remedy = REMEDIES.get(name, "fix it")
+        raise UserError(f"{what} {name}: {reason}; {remedy}{where}") from error
 
 
 def on_copies(function: Callable) -> Callable:
@@ -268,6 +276,8 @@ def on_copies(function: Callable) -> Callable:
 
 def load_file(path: Path, constant: str = "REWARD_FUNC") -> ModuleType:
     """Loads the user's file, which `constant` names, as a module; UserError if that fails."""
+    if not path.exists():
+        raise UserError(f"{constant}={path}: no such file; give the path of your Python file")
     spec = importlib.util.spec_from_file_location(f"own_{constant}", path)
     if spec is None or not path.is_file():
         raise UserError(

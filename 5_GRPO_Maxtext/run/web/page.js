@@ -1,7 +1,7 @@
 // The page of a run: reads the JSON in #data, draws everything with the DOM. No library, no network.
 // What a model or a data set wrote is hostile: it passes through `written`, or `plain` where only text fits.
 "use strict";
-const data = { columns: {}, evaluations: [], health: [], dips: [], ...JSON.parse(document.getElementById("data").textContent) };
+const data = { columns: {}, evaluations: [], health: [], dips: [], own: [], ...JSON.parse(document.getElementById("data").textContent) };
 const c = data.constants ?? data.runs[0].constants;
 const groupsOf = Map.groupBy(data.groups, (g) => g.step);
 const keptSteps = [...groupsOf.keys()];
@@ -225,7 +225,61 @@ function toKept(direction) {
 
 // --- one group -------------------------------------------------------------------------------------------
 const group = () => groupsOf.get(nearestKept(state.step))[state.group];
-const isSilent = (g) => new Set(g.completions.map((a) => a.reward)).size === 1;
+
+// A function of METHOD's file takes the place of a formula that we know: we name it, and show what the run logged.
+const isOwn = (name) => data.own.includes(name);
+const own = (name) => say`your own ${name} (${plain(c.METHOD.split("/").at(-1))})`;
+
+const spread = (values) => Math.sqrt(sum(values.map((x) => (x - mean(values)) ** 2)) / (values.length - 1));
+// GDPO: each reward by itself, relative to its group
+const normalized = (g, i, name) => {
+  const values = g.completions.map((a) => a.points[name]);
+  return (values[i] - mean(values)) / (spread(values) + 1e-6);
+};
+
+// By ADVANTAGE, of answer i: the formula, and the same with this group's rewards R. Where A is linear in R, `scale`
+// divides each reward's share of it; `share` gives it otherwise. Without either we don't know the shares.
+const ADVANTAGES = {
+  group(R, i) {
+    const m = mean(R), std = spread(R), A = (R[i] - m) / (std + 1e-6);
+    return { name: "GRPO: A = (R − mean(R)) / std(R)", group: { mean: m, std }, scale: std + 1e-6,
+      shown: ` = (${points(R[i])} − ${inner(m)}) / ${number(std)} = ${number(A)}` };
+  },
+  centered(R, i) {
+    const m = mean(R);
+    return { name: "Dr. GRPO: A = R − mean(R)", group: { mean: m }, scale: 1,
+      shown: ` = ${points(R[i])} − ${inner(m)} = ${number(R[i] - m)}` };
+  },
+  rloo(R, i) {
+    const others = (sum(R) - R[i]) / (R.length - 1);
+    return { name: tell("RLOO: A = R − mean of the other answers"), group: { mean: mean(R) }, scale: (R.length - 1) / R.length,
+      shown: ` = ${points(R[i])} − ${inner(others)} = ${number(R[i] - others)}` };
+  },
+  maxrl(R, i) {
+    const m = mean(R), A = (R[i] - m) / (m || 1);
+    return { name: "MaxRL: A = (R − mean(R)) / mean(R)", group: { mean: m }, scale: m || 1,
+      shown: ` = (${points(R[i])} − ${inner(m)}) / ${number(m)} = ${number(A)}` };
+  },
+  gdpo(R, i, g) {
+    const { advantage, points: earned } = g.completions[i];
+    const S = sum(Object.keys(earned).map((name) => normalized(g, i, name)));
+    return { name: tell("GDPO: S = sum over the rewards of (R − mean(R)) / std(R);  A = (S − mean(S)) / std(S), over the step"),
+      share: (name) => (S ? (normalized(g, i, name) * advantage) / S : 0), shown: ` = ${number(S)} / std(S) = ${number(advantage)}` };
+  },
+  none: () => ({ name: tell("ADVANTAGE=none: A = 0, only the KL to the teacher trains"), shown: "" }),
+  turn: () => ({ name: tell("A of a turn = (R from this turn on − mean(R)) / std(R), over the group"), shown: "" }),
+  "turn-centered": () => ({ name: tell("A of a turn = R from this turn on − mean(R), over the group"), shown: "" }),
+};
+
+function advantage(g, i, t = 0) {
+  const R = g.completions.map((a) => a.reward);
+  return isOwn("advantage") ? { name: `A: ${own("advantage")}`, shown: ` = ${number(advantageOf(g.completions[i], t))}` } : ADVANTAGES[c.ADVANTAGE](R, i, g);
+}
+
+const equalRewards = (g) => new Set(g.completions.map((a) => a.reward)).size === 1;
+// Of other advantages than those of the sum R, equal rewards say nothing.
+const isSilent = (g) => (advantage(g, 0).scale !== undefined ? equalRewards(g)
+  : c.ADVANTAGE !== "none" && g.completions.every((a) => (a.advantages ?? [a.advantage]).every((A) => A === 0)));
 
 function drawStep() {
   const step = nearestKept(state.step), groups = groupsOf.get(step);
@@ -255,29 +309,15 @@ function setGroup(i) {
   drawGroup();
 }
 
-// The baseline and the scale of an answer's advantage, and the formula with this group's numbers.
-function advantage(g, i) {
-  const rewards = g.completions.map((a) => a.reward), G = rewards.length, R = rewards[i];
-  if (c.ADVANTAGE === "rloo") {
-    const others = (sum(rewards) - R) / (G - 1);
-    return { name: tell("RLOO: A = R − mean of the other answers"), base: others, scale: (G - 1) / G,
-      shown: `${points(R)} − ${inner(others)}` };
-  }
-  const base = mean(rewards);
-  if (c.ADVANTAGE === "centered") return { name: "Dr. GRPO: A = R − mean(R)", base, scale: 1, shown: `${points(R)} − ${inner(base)}` };
-  const std = Math.sqrt(sum(rewards.map((r) => (r - base) ** 2)) / (G - 1));
-  return { name: "GRPO: A = (R − mean(R)) / std(R)", base, std, scale: std + 1e-6,
-    shown: `(${points(R)} − ${inner(base)}) / ${number(std)}` };
-}
-
 function silence(g) {
   const all = (name) => g.completions.every((a) => a[name]);
   const none = (name) => g.completions.every((a) => !a[name]);
   const texts = new Set(g.completions.map((a) => a.pieces.join(""))).size;
-  const said = [say`All ${g.completions.length} answers earn ${points(g.completions[0].reward)} points: R − mean(R) = 0, so every A is 0 and this group teaches nothing.`];
-  said.push(all("correct") ? tell("All are right: the model has learned this question.")
-    : none("correct") ? tell("None is right: there is nothing better to choose.")
-      : tell("Right and wrong answers earn the same here."));
+  const said = [advantage(g, 0).scale === undefined ? tell("Every A is 0: this group teaches nothing.")
+    : say`All ${g.completions.length} answers earn ${points(g.completions[0].reward)} points: R − mean(R) = 0, so every A is 0 and this group teaches nothing.`];
+  if (all("correct")) said.push(tell("All are right: the model has learned this question."));
+  else if (none("correct")) said.push(tell("None is right: there is nothing better to choose."));
+  else if (equalRewards(g)) said.push(tell("Right and wrong answers earn the same here."));
   if (texts === 1) said.push(tell("They are the same text, word for word."));
   if (c.ZERO_VARIANCE_GROUPS !== "keep") said.push(tell("It is left out of the loss."));
   return said.join(stop);
@@ -295,8 +335,8 @@ function drawGroup() {
     el("p", {}, rightAnswer(), el("b", {}, ...(g.answer === null ? [tell("not known")] : written(g.answer))),
       ...(new Set(data.groups.map((other) => other.data_source)).size > 1 ? [tell(", data source: "), ...written(g.data_source)] : [])),
     ...(how === null ? [] : [el("p", { class: "math" },
-      `${how.name};  R = ${rewards.map(points).join(", ")};  mean = ${number(mean(rewards))}` +
-      (how.std === undefined ? "" : `, std = ${number(how.std)}`))]),
+      `${how.name};  R = ${rewards.map(points).join(", ")}` +
+      (how.group ? `;  ${Object.entries(how.group).map(([name, value]) => `${name} = ${number(value)}`).join(", ")}` : ""))]),
     ...(silent && how !== null ? [el("p", { class: "notice" }, silence(g))] : []),
     ...(data.kind === "run" && most[0] === 0 && !silent ? [el("p", { class: "notice" }, tell("The update changed no token here: in the first step of the warm-up the learning rate is 0."))] : []),
     ...(data.compared ? [el("p", { class: "legend quiet" },
@@ -316,6 +356,7 @@ function drawGroup() {
 // Of an episode: what the world wrote is read and not trained, and each turn can have an advantage of its own.
 const isWorlds = (a, t) => a.turn !== undefined && a.turn[t] < 0;
 const advantageOf = (a, t) => a.advantages?.[t] ?? a.advantage;
+const isPerToken = (a) => a.advantages?.some((A, t) => !isWorlds(a, t) && A !== a.advantage) ?? false;
 
 function verdict(a, graded = true) {
   const badge = (good, text) => el("span", { class: `badge ${good ? "good" : "bad"}` }, text);
@@ -349,26 +390,31 @@ function drawAnswer(g, equal) {
   });
   return el("article", { class: a.counts === false ? "uncounted" : "", "data-answer": i },
     el("h3", {}, equal.length > 1 ? say`Answers ${equal.map((k) => k + 1).join(", ")}` : say`Answer ${i + 1}`,
-      ...(equal.length > 1 ? [el("span", { class: "equal" }, `× ${equal.length}`)] : []), ...(graded ? [el("span", {}, `A = ${signed(a.advantage, 2)}`)] : []), ...verdict(a, graded)),
+      ...(equal.length > 1 ? [el("span", { class: "equal" }, `× ${equal.length}`)] : []), ...(graded && !isPerToken(a) ? [el("span", {}, `A = ${signed(a.advantage, 2)}`)] : []), ...verdict(a, graded)),
     el("div", { class: "written", role: "listbox", "aria-label": say`tokens of answer ${i + 1}`, "aria-orientation": "horizontal", onkeydown: move }, ...tokens),
     // an image runs no script and loads nothing, whatever the world has drawn
     ...(a.picture ? [el("img", { alt: tell("what the world draws of this episode"), src: `data:image/svg+xml,${encodeURIComponent(a.picture.toWellFormed().replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" '))}` })] : []),
     ...(graded ? [drawPoints(g, i)] : []));
 }
 
-// A is a sum, since R is: each reward function's share of it shows which reward pushes the answer.
+// Where A is a sum, since R is, each reward function's share of it shows which reward pushes the answer.
 function drawPoints(g, i) {
-  const { scale } = advantage(g, i), a = g.completions[i], silent = isSilent(g);
+  const { scale, share } = advantage(g, i), a = g.completions[i], silent = isSilent(g), known = scale !== undefined || share !== undefined;
+  const ofReward = (name) => (silent ? 0 : share ? share(name) : (a.points[name] - mean(g.completions.map((other) => other.points[name]))) / scale);
+  const cell = (text) => el("td", { class: "number" }, text);
   const rows = Object.keys(a.points).map((name) => {
-    const share = silent ? 0 : (a.points[name] - mean(g.completions.map((other) => other.points[name]))) / scale;
-    const bar = el("span", { class: `bar ${share > 0 ? "up" : "down"}` });
-    bar.style.width = `${Math.min(4, Math.abs(share)) * 1.2}rem`;
-    return el("tr", {}, el("td", {}, ...breakable(name, /(?<=_)/)), el("td", { class: "number" }, points(a.points[name])),
-      el("td", { class: "number" }, signed(share, 2)), el("td", {}, bar));
+    const bar = el("span"), cells = [el("td", {}, ...breakable(name, /(?<=_)/)), cell(points(a.points[name]))];
+    if (known) {
+      bar.className = `bar ${ofReward(name) > 0 ? "up" : "down"}`;
+      bar.style.width = `${Math.min(4, Math.abs(ofReward(name))) * 1.2}rem`;
+      cells.push(cell(signed(ofReward(name), 2)), el("td", {}, bar));
+    }
+    return el("tr", {}, ...cells);
   });
+  const names = known ? ["reward", "points", "share of A", ""] : ["reward", "points"];
   return el("table", { class: "bars" },
-    el("thead", { class: "quiet" }, el("tr", {}, ...["reward", "points", "share of A", ""].map((name, k) => el("td", { class: k % 3 ? "number" : "" }, name && tell(name))))),
-    el("tbody", {}, ...rows, el("tr", {}, el("td", {}, tell("sum")), el("td", { class: "number" }, points(a.reward)), el("td", { class: "number" }, signed(a.advantage, 2)), el("td"))));
+    el("thead", { class: "quiet" }, el("tr", {}, ...names.map((name, k) => el("td", { class: k % 3 ? "number" : "" }, name && tell(name))))),
+    el("tbody", {}, ...rows, el("tr", {}, el("td", {}, tell("sum")), cell(points(a.reward)), ...(known ? [cell(signed(a.advantage, 2)), el("td")] : []))));
 }
 
 const tokenAt = (i, t) => document.querySelector(`.token[data-answer="${i}"][data-token="${t}"]`);
@@ -420,35 +466,53 @@ const KL = {
   mse_kl: ["d² / 2  (k2)", (d) => (d * d) / 2],
 };
 
-function weight(g, a) {
-  const N = g.completions_in_step, n = a.pieces.filter((_, t) => !isWorlds(a, t)).length, T = c.TOTAL_GENERATION_STEPS;
-  return {
-    "seq-mean-token-mean": [say`1 / (${N} answers × ${n} tokens)`, 1 / (N * n)],
-    "token-mean": [say`1 / ${g.tokens_in_step} tokens of the step`, 1 / g.tokens_in_step],
-    "seq-mean-token-sum": [say`1 / ${N} answers`, 1 / N],
-    "seq-mean-token-sum-norm": [say`1 / (${N} answers × ${T} tokens, the limit)`, 1 / (N * T)],
-  }[c.LOSS_AGG_MODE];
+// By LOSS_AGG_MODE: a token's weight in J, in a step of N answers, in an answer of n tokens.
+const WEIGHTS = {
+  "seq-mean-token-mean": (N, n) => [say`1 / (${N} answers × ${n} tokens)`, 1 / (N * n)],
+  "token-mean": (N, n, all) => [say`1 / ${all} tokens of the step`, 1 / all],
+  "seq-mean-token-sum": (N) => [say`1 / ${N} answers`, 1 / N],
+  "seq-mean-token-sum-norm": (N) => [say`1 / (${N} answers × ${c.TOTAL_GENERATION_STEPS} tokens, the limit)`, 1 / (N * c.TOTAL_GENERATION_STEPS)],
+};
+
+// A ratio with its line: of the token, and GSPO's of the whole answer.
+function ratioOfToken(a, t) {
+  const ratio = Math.exp(a.log_prob_after[t] - a.log_prob[t]);
+  return [ratio, `ratio = exp(log π − log π_old) = exp(${number(a.log_prob_after[t])} − ${inner(a.log_prob[t])}) = ${number(ratio)}`];
+}
+function ratioOfAnswer(a) {
+  const log = mean(a.log_prob_after.map((value, k) => value - a.log_prob[k]).filter((_, k) => !isWorlds(a, k)));
+  return [Math.exp(log), say`ratio = exp(mean over the answer's tokens of log π − log π_old) = exp(${number(log)})` + ` = ${number(Math.exp(log))}`];
+}
+function clipLines([ratio, line], A, low, high) {
+  const clipped = Math.min(high, Math.max(low, ratio)), binds = clipped * A < ratio * A;
+  return [line, `min(ratio × A, clip(ratio, ${number(low, 2)}, ${number(high, 2)}) × A) = min(${number(ratio)} × ${inner(A)}, ${number(clipped)} × ${inner(A)}) = ${number(Math.min(ratio * A, clipped * A))}` +
+    (binds ? tell("   ← the clip binds: another update on this batch would have no gradient here") : "")];
 }
 
+// By LOSS_ALGO: the lines of the objective of token t, with advantage A.
+const OBJECTIVES = {
+  grpo: (a, t, A) => clipLines(ratioOfToken(a, t), A, 1 - c.EPSILON, 1 + c.EPSILON),
+  dapo: (a, t, A) => clipLines(ratioOfToken(a, t), A, 1 - c.EPSILON, 1 + c.EPSILON_HIGH),
+  "gspo-token": (a, t, A) => clipLines(ratioOfAnswer(a), A, 1 - c.EPSILON, 1 + (c.EPSILON_HIGH || c.EPSILON)),
+  cispo(a, t, A) {
+    const [ratio, line] = ratioOfToken(a, t), cap = 1 + (c.EPSILON_HIGH || c.EPSILON), log = a.log_prob_after[t];
+    return [line, `min(ratio, ${number(cap, 2)}) × A × log π = ${number(Math.min(ratio, cap))} × ${inner(A)} × ${inner(log)} = ${number(Math.min(ratio, cap) * A * log)}`];
+  },
+};
+
 function lossLines(g, a, t) {
-  const A = advantageOf(a, t), change = a.log_prob_after[t] - a.log_prob[t];
-  const low = 1 - c.EPSILON, high = 1 + (c.EPSILON_HIGH || c.EPSILON);
-  const gspo = c.LOSS_ALGO === "gspo-token";
-  const log = gspo ? mean(a.log_prob_after.map((value, k) => value - a.log_prob[k]).filter((_, k) => !isWorlds(a, k))) : change;
-  const ratio = Math.exp(log), clipped = Math.min(high, Math.max(low, ratio));
-  const objective = Math.min(ratio * A, clipped * A);
-  const bound = clipped * A < ratio * A;
-  const [inWords, w] = weight(g, a);
-  const lines = [
-    (gspo ? say`ratio = exp(mean over the answer's tokens of log π − log π_old) = exp(${number(log)})`
-      : `ratio = exp(log π − log π_old) = exp(${number(a.log_prob_after[t])} − ${inner(a.log_prob[t])})`) + ` = ${number(ratio)}`,
-    `min(ratio × A, clip(ratio, ${number(low, 2)}, ${number(high, 2)}) × A) = min(${number(ratio)} × ${inner(A)}, ${number(clipped)} × ${inner(A)}) = ${number(objective)}` +
-      (bound ? tell("   ← the clip binds: another update on this batch would have no gradient here") : ""),
-  ];
+  const lines = isOwn("objective") ? [say`objective: ${own("objective")}`] : OBJECTIVES[c.LOSS_ALGO](a, t, advantageOf(a, t));
+  if (c.SAMPLER_CORRECTION) lines.push(say`times the weight π_old / π_sampler, at most ${c.SAMPLER_CORRECTION} (SAMPLER_CORRECTION); the page doesn't have that number`);
+  if (c.ENTROPY_COEF) lines.push(say`plus ${c.ENTROPY_COEF} × the entropy of π here (ENTROPY_COEF); the page doesn't have that number`);
   if (a.log_prob_reference) {
-    const d = a.log_prob_reference[t] - a.log_prob_after[t], [formula, value] = KL[c.KL_LOSS_MODE];
-    lines.push(`d = log π_ref − log π = ${number(a.log_prob_reference[t])} − ${inner(a.log_prob_after[t])} = ${number(d)};  KL = ${formula} = ${number(value(d), 4)};  β × KL = ${number(g.beta, 3)} × ${number(value(d), 4)} = ${number(g.beta * value(d), 5)}`);
+    const d = a.log_prob_reference[t] - a.log_prob_after[t];
+    const line = `d = log π_ref − log π = ${number(a.log_prob_reference[t])} − ${inner(a.log_prob_after[t])} = ${number(d)};  KL = `;
+    const [formula, value] = isOwn("kl") ? [own("kl")] : KL[c.KL_LOSS_MODE];
+    lines.push(line + formula + (value ? ` = ${number(value(d), 4)};  β × KL = ${number(g.beta, 3)} × ${number(value(d), 4)} = ${number(g.beta * value(d), 5)}` : `;  β = ${number(g.beta, 3)}`));
   } else lines.push(tell("β = 0: no KL, no reference model"));
+  if (isOwn("weights")) return [...lines, say`weight in J: ${own("weights")}`];
+  const trained = a.pieces.filter((_, k) => !isWorlds(a, k)).length;
+  const [inWords, w] = WEIGHTS[c.LOSS_AGG_MODE](g.completions_in_step, trained, g.tokens_in_step);
   lines.push(say`weight in J: ${a.counts ? inWords : tell("0: this answer is not in the loss")} = ${number(a.counts ? w : 0, 5)}`);
   return lines;
 }
@@ -469,10 +533,10 @@ function drawFormula() {
   const probability = (log) => `${(100 * Math.exp(log)).toFixed(1)} %`;
   const lines = [];
   if (isWorlds(a, t)) lines.push(tell("The environment wrote this token: the model reads it and isn't trained on it."));
-  else if (advantageOf(a, t) !== a.advantage) lines.push(say`A of turn ${a.turn[t] + 1} = ${number(advantageOf(a, t))}: what it earns from here on, against the group (ADVANTAGE=turn)`);
+  else if (a.advantages && c.ADVANTAGE.startsWith("turn")) lines.push(say`A of turn ${a.turn[t] + 1} = ${number(advantageOf(a, t))}: what it earns from here on, against the group (ADVANTAGE=turn)`);
   else if (graded) {
-    const how = advantage(g, state.answer);
-    lines.push(`${how.name} = ${isSilent(g) ? tell("0: all rewards are equal") : `${how.shown} = ${number((a.reward - how.base) / (how.std === undefined ? 1 : how.scale))}`}` +
+    const how = advantage(g, state.answer, t);
+    lines.push(how.name + (isSilent(g) && how.scale !== undefined ? ` = ${tell("0: all rewards are equal")}` : how.shown) +
       (c.ADVANTAGE_CLIP && Math.abs(a.advantage) >= c.ADVANTAGE_CLIP ? say`, clipped to ${number(a.advantage)}` : ""));
   }
   if (a.log_prob_after) {
