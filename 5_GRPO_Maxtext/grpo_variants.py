@@ -23,7 +23,7 @@ from task.run_grader import call_user_code, load_file, on_copies
 from task.task import Samples, Task, differ
 
 MAX_LOG_RATIO = 20.0  # per token, as on the page: ratios stay below exp(20) = 5e8
-MAX_LOG_SEQUENCE_RATIO = 10.0  # per answer: GSPO's mean over the tokens, or their sum
+MAX_LOG_SEQUENCE_RATIO = 10.0  # per answer: GSPO's mean over the tokens
 CANDIDATES = 2  # `curriculum` picks from CANDIDATES * BATCH_SIZE questions
 MAX_REFILLS = 4  # batches of replacement questions per step; each costs a step's generation
 REFILL_SEED = 1_000_003  # added to SEED, so replacement questions come in a different order
