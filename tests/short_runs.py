@@ -95,7 +95,7 @@ def share_programs(patch):
     from constants import Variants
     from model import llama
     from model.llm import Llm
-    from run import start, trained
+    from run import start, trained_model
 
     read = kept(llama.pyconfig.initialize, lambda *a, **more: repr((a, sorted(more.items()))))
     patch.setattr(llama.pyconfig, "initialize", read)
@@ -111,7 +111,13 @@ def share_programs(patch):
     def load_llm(c, *more):
         made = take(c, *more)
         return Llm(
-            c, made.actor, made.reference, made.rollout, made._how, made.mesh, made._axis_rules
+            c,
+            made.actor,
+            made.reference,
+            made.rollout,
+            made._rollout_config,
+            made.mesh,
+            made._axis_rules,
         )
 
     patch.setattr(start, "load_llm", load_llm)
@@ -135,7 +141,7 @@ def share_programs(patch):
         folder, clip = settings.find_path(c.MODEL), trained_with.get("LOGITS_CLIP", 0.0)
         return name(c, folder, "beside_the_engine", min(c.BATCH_SIZE, count), clip)
 
-    patch.setattr(trained, "make_rollout", taken_again(trained.make_rollout, engine))
+    patch.setattr(trained_model, "make_rollout", taken_again(trained_model.make_rollout, engine))
 
 
 def run_here(folder, *arguments):

@@ -56,7 +56,7 @@ def test_a_whole_run_ends_in_a_new_bucket_as_on_a_disk(bucket, finished, empty_f
     assert "report: run/report.md" in said
     there = {*bucket.names(f"{address}/run")}
     assert there > {"after.json", "report.html", "8/commit_success.txt", "8/weights/manifest.ocdbt"}
-    assert checkpoints.saved(f"{address}/run") == [2, 4, 6, 8]
+    assert checkpoints.saved_steps(f"{address}/run") == [2, 4, 6, 8]
     assert_ends_alike(finished, empty_folder)
 
 
@@ -81,7 +81,7 @@ def test_killed_in_its_first_save_and_in_its_second_a_run_ends_as_if_nothing_had
         bucket.release()
         step = upload.partition("/")[0]
         assert any(name.startswith(step) for name in bucket.names(f"{address}/run"))
-    assert checkpoints.saved(f"{address}/run") == [2]
+    assert checkpoints.saved_steps(f"{address}/run") == [2]
     assert "going on after step 2 of 8" in finish(begin("third"))
     assert_ends_alike(finished, tmp_path / "third")
 

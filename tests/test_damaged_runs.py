@@ -24,7 +24,7 @@ from short_runs import SHORT, load_weights
 import grpo_llama3_1_8b_demo as demo
 import inference
 import settings
-from run import checkpoints, process, run_folder, trained
+from run import checkpoints, process, run_folder, trained_model
 from run.run_files import checkpoint_at, read_log, read_object
 from settings import UserError
 from tools import convert_checkpoint as convert
@@ -327,7 +327,7 @@ def test_a_field_of_another_type_in_run_json_is_as_good_as_lost(run, name):
         (run / "run.json").write_text(json.dumps(note | {name: value}))
         show_run.main(["run"])
         checkpoint = checkpoint_at(run, "CHECKPOINT")
-        trained.warn_if_model_changed("tiny_llama", checkpoint)
+        trained_model.warn_if_model_changed("tiny_llama", checkpoint)
         try:
             with run_folder.open_folder(settings.read(demo.Constants, [*SHORT, "RUN_DIR=run"])):
                 pass
@@ -355,7 +355,7 @@ def test_a_constant_of_another_type_is_one_line(run, name):
 @pytest.mark.parametrize("name", ["²", "٣", "notes", "2.orbax-checkpoint-tmp"])
 def test_a_folder_that_is_no_step_is_none(toy, name):
     (toy / name).mkdir()
-    assert checkpoints.saved(str(toy)) == [1, 2]
+    assert checkpoints.saved_steps(str(toy)) == [1, 2]
     assert newest(toy)[2]["beta"] == 2.0
     assert checkpoint_at(toy / name, "CHECKPOINT") is None
 
@@ -397,12 +397,12 @@ def write_checkpoint(root, whole=True):
 def begin(*arguments):
     """Opens a run's folder, as the main script does, and notes a checkpoint in it."""
     with run_folder.open_folder(settings.read(demo.Constants, [*SHORT, *arguments])) as run:
-        if not checkpoints.saved(run.checkpoints):
+        if not checkpoints.saved_steps(run.checkpoints):
             write_checkpoint(run.checkpoints)
             (run.logs / "before.json").touch()
             (run.logs / "tensorboard").mkdir()
             (run.logs / "tensorboard" / "events").touch()
-        run.keep()
+        run.update_run_json()
         return run
 
 
@@ -423,8 +423,8 @@ def test_half_a_checkpoint_in_a_bucket_never_counts_and_does_not_stop_the_run(bu
             settings.read(demo.Constants, [*SHORT, "RUN_DIR=a", f"CHECKPOINT_DIR={root}"])
         ) as run:
             write_checkpoint(run.checkpoints, whole=False)
-            run.keep()
-            assert checkpoints.saved(run.checkpoints) == [] and run.done == 0
+            run.update_run_json()
+            assert checkpoints.saved_steps(run.checkpoints) == [] and run.steps_done == 0
         shutil.rmtree("a")
     assert "saved" not in read_object(epath.Path(f"{root}/a/run.json"))
 
@@ -465,15 +465,16 @@ def test_a_run_finds_its_checkpoints_and_they_bring_its_files(name, kept, capsys
     happens(kept)
     capsys.readouterr()
     run = begin(arguments[0], f"RUN_DIR={folder}")
-    assert run.checkpoints.endswith(f"kept/{root}") and checkpoints.saved(run.checkpoints) == [4]
+    assert run.checkpoints.endswith(f"kept/{root}") and run.saved_steps == [4]
     note, others = (read_object(each.logs / "run.json") for each in (run, other))
     assert note["run_id"] == number != others["run_id"] and note["saved"] == 4
     assert {path.relative_to(folder) for path in Path(folder).rglob("*") if path.is_file()} == files
     assert ("taken over from" in capsys.readouterr().out) == ("lost" in name)
-    assert trained.place_of(checkpoint_at(Path(folder), "CHECKPOINT")) == (run.checkpoints, 4)
+    newest = trained_model.root_and_step(checkpoint_at(Path(folder), "CHECKPOINT"))
+    assert newest == (run.checkpoints, 4)
     if kept == "kept":  # a copy of the checkpoints' folder will do, too
         copy = Path(shutil.copytree(run.checkpoints, "copy")).resolve()
-        assert trained.place_of(checkpoint_at(copy, "CHECKPOINT")) == (str(copy), 4)
+        assert trained_model.root_and_step(checkpoint_at(copy, "CHECKPOINT")) == (str(copy), 4)
     with pytest.raises(UserError, match=r"^BATCH_SIZE=2: .* was started with 4"):
         begin(arguments[0], f"RUN_DIR={folder}", "BATCH_SIZE=2")
 
@@ -521,9 +522,9 @@ def test_what_is_not_finite_is_not_written(tmp_path, bad):
         for pair in (({"table": weights["table"].at[1, 1].set(bad)}, moments), (weights, spoilt)):
             with pytest.raises(UserError, match=r"after step 1 are not finite"):
                 checkpoints.save(manager, 1, *pair, {}, c)
-        assert not checkpoints.saved(str(tmp_path / "checkpoints"))
+        assert not checkpoints.saved_steps(str(tmp_path / "checkpoints"))
         checkpoints.save(manager, 1, weights, moments, {}, c)
-    assert checkpoints.saved(str(tmp_path / "checkpoints")) == [1]
+    assert checkpoints.saved_steps(str(tmp_path / "checkpoints")) == [1]
 
 
 def test_a_terminal_without_arrows_gets_their_escapes(monkeypatch):

@@ -166,7 +166,7 @@ def test_a_cache_that_cannot_be_used_is_noted(tmp_path, monkeypatch, capsys):
     kept = {name: getattr(jax.config, name) for name in names}
     (tmp_path / "file").touch()
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "file"))
-    process.keep_compiled()
+    process.enable_compilation_cache()
     for name, value in kept.items():
         jax.config.update(name, value)
     assert f"not kept: {tmp_path / 'file'}" in capsys.readouterr().out

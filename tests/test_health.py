@@ -122,7 +122,7 @@ def test_a_fall_after_a_resume_is_the_resumes_unless_the_run_was_ill_before_it()
     [line] = health.causes(found)
     assert line.parts[0] == "resumed" and line.parts[1]["resumed"] == "10"
     reward = statistics.median(row["reward"] for row in healthy[5:10])
-    assert line.parts[1]["seam.reward:.2f"] == f"{reward:.2f}"
+    assert line.parts[1]["before_resume.reward:.2f"] == f"{reward:.2f}"
     assert "resumed" not in health.first_found(both, constants)
     assert {"resumed", "kl"} & found.keys() - health.first_found(both, constants, 15).keys() == {
         "resumed"
@@ -138,20 +138,20 @@ def test_every_number_of_a_line_is_the_logs(path):
     with open(path, newline="") as file:
         table = {int(float(row["step"])): row for row in csv.DictReader(file)}
     constants = json.loads(path.with_suffix(".json").read_text())
-    rows, seam = read_log(path), CAUSES.get(path.stem, {}).get("resumed", 0)
+    rows, resumed = read_log(path), CAUSES.get(path.stem, {}).get("resumed", 0)
     rows[-1]["test_correct"] = constants.pop("test_correct", math.nan)
     for i in range(len(rows) + 1):
-        for line in health.check(rows[:i], constants, seam).values():
+        for line in health.check(rows[:i], constants, resumed).values():
             values = line.parts[1]
             ends = values["median"][1]
             steps = [step for step in table if int(ends["begin"]) <= step <= int(ends["end"])]
             assert len(steps) == 5 and steps[-1] == rows[i - 1]["step"]
-            before = [step for step in table if step <= seam][-5:]
+            before = [step for step in table if step <= resumed][-5:]
             for place, text in values.items():
                 when, _, column = place.partition(":")[0].partition(".")
                 if not column or column == "test_correct":
                     continue
-                asked = {"now": steps, "first": [1], "seam": before}[when]
+                asked = {"now": steps, "first": [1], "before_resume": before}[when]
                 asked = steps[-1:] if column == "held_out_correct" else asked
                 numbers = [float(table[step][column]) for step in asked]
                 median = statistics.median(x for x in numbers if not math.isnan(x))

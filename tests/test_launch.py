@@ -245,7 +245,7 @@ def test_a_pod_that_is_told_to_end_saves_and_its_logs_reach_the_bucket(desk, buc
         with contextlib.suppress(ProcessLookupError):
             os.killpg(shell.pid, signal.SIGKILL)
     done = read_log(pod / "runs" / "grpo" / "train_log.csv")[-1]["step"]
-    assert checkpoints.saved(f"{address}/grpo")[-1] == done < 200
+    assert checkpoints.saved_steps(f"{address}/grpo")[-1] == done < 200
     assert "train_log.csv" in bucket.names(f"{address}/reports/grpo")
     assert (pod / "token").read_text() == "secret\n"
 

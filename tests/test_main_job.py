@@ -192,7 +192,7 @@ def test_it_learns_and_leaves_a_report(empty_folder, capsys):
     assert result["steps"] == 25 and result["seconds_per_step"] > 0 and before["questions"] == 128
     assert "tensorboard --logdir 'my run/tensorboard'" in out
     assert f"{after['answer_accuracy']:.1%}" in (run / "report.md").read_text()
-    assert out.splitlines()[0].endswith("; the constants' laptop column")
+    assert out.splitlines()[0].endswith("; the constants' small column")
 
 
 @pytest.mark.skipif(not GSM8K.exists(), reason="GSM8K is not beside this checkout")

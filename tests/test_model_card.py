@@ -32,7 +32,7 @@ RESULT = {"before": BEFORE, "after": AFTER, "steps": 100}
 def make_run(folder, result=None, **constants):
     """A run's folder with the constants of the default run but for those given."""
     folder.mkdir()
-    saved = settings.defaults(demo.Constants, "laptop") | constants
+    saved = settings.defaults(demo.Constants, "small") | constants
     (folder / "constants.json").write_text(json.dumps(saved))
     if result:
         (folder / "result.json").write_text(json.dumps(result))

@@ -123,9 +123,9 @@ def test_the_parts_of_a_resumed_run_have_their_commands_and_steps(run, tmp_path)
     copy = shutil.copytree(run, tmp_path / "resumed", ignore=SMALL)
     note = json.loads((copy / "run.json").read_text())
     assert note["parts"] == [{"command": note["command"], "done": 0}]
-    parts = run_folder.parts(note, "second", 3, 8)  # killed before its first checkpoint
-    parts = run_folder.parts({"parts": parts}, "third", 3, 8)
-    assert parts == run_folder.parts({"parts": parts}, "a look at what's over", 8, 8)
+    parts = run_folder.add_part(note, "second", 3, 8)  # killed before its first checkpoint
+    parts = run_folder.add_part({"parts": parts}, "third", 3, 8)
+    assert parts == run_folder.add_part({"parts": parts}, "a look at what's over", 8, 8)
     shared = {"overlap": [["test", "train", 3, 16]]}  # as the terminal said
     (copy / "run.json").write_text(json.dumps(note | shared | {"parts": parts}))
     assert note["overlap"] == [] and page.read(copy).overlap == [

@@ -14,7 +14,7 @@ import grpo_llama3_1_8b_demo as demo
 import inference
 import plain_text
 import settings
-from run import asked, health, report, run_folder
+from run import health, inference_output, report, run_folder
 from tools import model_card, show_run
 
 # the direction of writing
@@ -83,7 +83,7 @@ def test_inference_prints_questions_answers_and_votes_that_do_nothing(capsys):
     row = {"question": EVIL, "answer": EVIL, "data_source": None, "extra_info": ""}
     answers = [EVIL, f"<answer>{EVIL}</answer>"]
     for before in ({}, {"before": answers}):
-        asked.show([row | before | {"after": answers}], grader)
+        inference_output.show([row | before | {"after": answers}], grader)
         said = capsys.readouterr().out
         assert (
             not obeyed(said) and "gnp.exe" in said and "right: \\x1b[2J" in said.replace("\n", "")
@@ -95,7 +95,7 @@ def test_names_from_the_folder_of_a_run_do_nothing(tmp_path, monkeypatch, capsys
     monkeypatch.setattr(
         health, "history", lambda *_: iter([health.Sentence("at_step", step=1, line=EVIL)])
     )
-    constants = settings.defaults(demo.Constants, "laptop") | {"DATASET": EVIL}
+    constants = settings.defaults(demo.Constants, "small") | {"DATASET": EVIL}
     (tmp_path / "constants.json").write_text(json.dumps(constants))
     (tmp_path / "train_log.csv").write_text("step\n1\n")
     show_run.main([str(tmp_path)])

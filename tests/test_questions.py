@@ -154,7 +154,7 @@ def test_the_overlap_of_two_sets_is_counted_whatever_the_case_and_blanks(capsys)
         use: [{"question": text}] for use, text in (("train", "How  Many?"), ("test", "how many? "))
     }
     assert questions.overlap(rows) == [("test", "train", 1, 1)]
-    questions.say_overlap(rows)
+    questions.print_overlap(rows)
     assert "note: 1 of 1 test questions are training questions, too" in capsys.readouterr().out
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import reward_func
-from run import asked
+from run import inference_output
 from settings import UserError
 from task import grading, task_rewards
 from task.run_grader import THINK_REWARDS, course_rewards, make_grader
@@ -277,12 +277,13 @@ def test_votes_are_counted_as_the_task_compares_answers(data_source, answers, vo
     grader = grader_of("compute_score")
     assert grader.votes(completions, data_source) == [vote or None for vote in votes]
     most = max(filter(None, votes), key=votes.count)
-    assert asked.vote(grader, completions, data_source)[0] == completions[votes.index(most)]
+    winner, _ = inference_output.vote(grader, completions, data_source)
+    assert winner == completions[votes.index(most)]
 
 
 def test_without_compute_score_numbers_in_tags_are_voted_on():
     answers = ["Rome", "12", "<answer>12.0</answer>", "<answer>12</answer>", "<answer>7</answer>"]
     course = grader_of()
     assert course.votes(answers) == [None, None, "12.0", "12.0", "7"]
-    assert asked.vote(course, answers) == (answers[2], "12.0 (2 of 5)")
-    assert asked.vote(course, ["Rome", "12"]) == ("Rome", "no answer")
+    assert inference_output.vote(course, answers) == (answers[2], "12.0 (2 of 5)")
+    assert inference_output.vote(course, ["Rome", "12"]) == ("Rome", "no answer")

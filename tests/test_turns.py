@@ -58,7 +58,7 @@ def engine():
 def walk(questions, *arguments, seed=0):
     made, c, form = engine(), constants(*arguments), dict(template="{question}", system_prompt="")
     prompts = [to_prompt(made.tokenizer.tokenizer, question, **form) for question in questions]
-    return turns.walk(
+    return turns.run_episodes(
         c, made, prompts, questions, rollout.sampling_config(c, seed=jax.random.key(seed))
     )
 
