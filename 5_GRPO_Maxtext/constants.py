@@ -27,27 +27,23 @@ class Variants:
     # which questions, by which weights
     ROLLOUTS: Literal["fresh", "one-step-ahead", "curriculum"] = "fresh"
     # centered: Dr. GRPO; none: only a TEACHER teaches; turn: a turn by what came after it
-    ADVANTAGE: Literal[
-        "group", "centered", "rloo", "maxrl", "gdpo", "none", "turn", "turn-centered"
-    ] = "group"
+    ADVANTAGE: Literal["group", "centered", "rloo", "maxrl", "gdpo", "none", "turn"] = "group"
     # verl's names; DAPO: token-mean; Dr. GRPO: seq-mean-token-sum-norm
     LOSS_AGG_MODE: Literal[
         "seq-mean-token-mean", "token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
     ] = "seq-mean-token-mean"
-    LOSS_ALGO: Literal["grpo", "dapo", "gspo-token", "cispo"] = "grpo"  # papers: grpo_variants.py
+    LOSS_ALGO: Literal["grpo", "dapo", "gspo-token"] = "grpo"  # papers: grpo_variants.py
     # k3 (arXiv 2402.03300, eq. 4), k1, k2
     KL_LOSS_MODE: Literal["low_var_kl", "kl", "mse_kl"] = "low_var_kl"
     # Python file with your own function for a table: rollouts, advantage, weights, ...
     METHOD: str = ""
     # --- what combines with every method
-    # upper clip range; dapo needs it (0.28); gspo-token, cispo: 0 = EPSILON
+    # upper clip range; dapo needs it (0.28); gspo-token: 0 = EPSILON
     EPSILON_HIGH: NonNegative = 0.0
     # model in the reference's place, name or folder: on-policy distillation (empty = off)
     TEACHER: str = ""
     # cap of pi_old / pi_sampler (0 = off)
     SAMPLER_CORRECTION: NonNegative = pair(small=0.0, large=2.0)
-    # whose ratio SAMPLER_CORRECTION caps; mask: beyond it the weight is 0
-    SAMPLER_WEIGHT: Literal["token", "token-mask", "sequence", "sequence-mask"] = "token"
     # weight of the entropy in the objective (0 = off), arXiv 1602.01783
     ENTROPY_COEF: NonNegative = 0.0
     MASK_OVERLONG: bool = False  # True: answers cut off at the limit are not trained on (DAPO)

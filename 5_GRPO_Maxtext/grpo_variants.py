@@ -8,7 +8,6 @@ function you picked; see `choose`.
 """
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -24,7 +23,7 @@ from task.run_grader import call_user_code, load_file, on_copies
 from task.task import Samples, Task, differ
 
 MAX_LOG_RATIO = 20.0  # per token, as on the page: ratios stay below exp(20) = 5e8
-MAX_LOG_SEQUENCE_RATIO = 10.0  # per answer: GSPO's mean over the tokens, or their sum
+MAX_LOG_SEQUENCE_RATIO = 10.0  # per answer: GSPO's mean over the tokens
 CANDIDATES = 2  # `curriculum` picks from CANDIDATES * BATCH_SIZE questions
 MAX_REFILLS = 4  # batches of replacement questions per step; each costs a step's generation
 REFILL_SEED = 1_000_003  # added to SEED, so replacement questions come in a different order
@@ -139,11 +138,6 @@ def turn_advantage(samples):
     return per_token(centered / (std[:, None, None] + 1e-6), samples.answers.turn)
 
 
-def centered_turn_advantage(samples):
-    """`turn_advantage` without the std, like Dr. GRPO: A_ik = R_ik - mean_i R_ik."""
-    return per_token(centered_turns(samples)[0], samples.answers.turn)
-
-
 def centered_turns(samples):
     """R_ik - mean_i R_ik, and whether answer i reached turn k: [B, G, K] each, K the most turns."""
     episodes = samples.answers.episodes  # [B, G]
@@ -172,7 +166,6 @@ ADVANTAGES = {
     "gdpo": decoupled_advantage,
     "none": no_advantage,
     "turn": turn_advantage,
-    "turn-centered": centered_turn_advantage,
 }
 
 
@@ -231,20 +224,7 @@ def gspo_objective(pi: Pi, batch, c: RunConstants) -> tuple[jax.Array, jax.Array
     return objective, clipped * batch.advantage < ratio * batch.advantage
 
 
-def cispo_objective(pi: Pi, batch, c: RunConstants) -> tuple[jax.Array, jax.Array]:
-    """CISPO (MiniMax-M1, arXiv 2506.13585, eq. 4): sg(min(ratio, 1 + eps_high)) * A * log pi.
-
-    The ratio is a weight without a gradient. PPO's clip drops a token from the gradient; here a
-    capped token stays in with a smaller weight. Like the paper, this has no lower bound: EPSILON
-    only matters if EPSILON_HIGH is 0.
-    """
-    cap = 1 + (c.EPSILON_HIGH or c.EPSILON)
-    ratio = jnp.exp(jnp.clip(pi.log_prob - batch.old_log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO))
-    weight = jax.lax.stop_gradient(jnp.minimum(ratio, cap))
-    return weight * batch.advantage * pi.log_prob, ratio > cap
-
-
-OBJECTIVES = {"dapo": clip_higher_objective, "gspo-token": gspo_objective, "cispo": cispo_objective}
+OBJECTIVES = {"dapo": clip_higher_objective, "gspo-token": gspo_objective}
 
 
 # %% KL_LOSS_MODE: of log pi_ref - log pi, [N, T] --------------------------------------------------
@@ -261,45 +241,6 @@ def k2(log_ref_ratio):
 
 
 KLS = {"kl": k1, "mse_kl": k2}
-
-
-# %% SAMPLER_WEIGHT: of the batch and the cap; the factor of the objective, [N, T] or [N, 1] -------
-def truncated_weight(batch, cap):
-    """min(pi_old / pi_sampler, cap), truncated importance weight (arXiv 1802.01561, sec. 4.1)."""
-    log_ratio = jnp.clip(batch.old_log_prob - batch.sampler_log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return jnp.minimum(jnp.exp(log_ratio), cap)
-
-
-def masked_weight(batch, cap):
-    """IcePop (arXiv 2510.18855): a token's pi_old / pi_sampler if within 1/cap..cap, else 0."""
-    weight = jnp.exp(
-        jnp.clip(batch.old_log_prob - batch.sampler_log_prob, max=MAX_LOG_SEQUENCE_RATIO)
-    )
-    return jnp.where((weight >= 1 / cap) & (weight <= cap), weight, 0.0)
-
-
-def sequence_weight(batch, cap):
-    """min(pi_old / pi_sampler of the whole answer, cap): unbiased below the cap, noisy for long
-    answers.
-    """
-    log_ratio = ((batch.old_log_prob - batch.sampler_log_prob) * batch.mask).sum(
-        axis=1, keepdims=True
-    )
-    return jnp.minimum(jnp.exp(jnp.clip(log_ratio, max=MAX_LOG_SEQUENCE_RATIO)), cap)
-
-
-def masked_sequence_weight(batch, cap):
-    """pi_old / pi_sampler of the whole answer, 0 above cap (arXiv 2510.26788, section 4.2)."""
-    weight = sequence_weight(batch, math.inf)
-    return jnp.where(weight <= cap, weight, 0.0)
-
-
-SAMPLER_WEIGHTS = {
-    "token": truncated_weight,
-    "token-mask": masked_weight,
-    "sequence": sequence_weight,
-    "sequence-mask": masked_sequence_weight,
-}
 
 
 # %% Options that combine with every method --------------------------------------------------------
@@ -351,13 +292,19 @@ def refilled(
     return samples.groups(first)._replace(sampled=samples)
 
 
+def truncated_weight(batch, cap):
+    """min(pi_old / pi_sampler, cap), truncated importance weight (arXiv 1802.01561, sec. 4.1)."""
+    log_ratio = jnp.clip(batch.old_log_prob - batch.sampler_log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return jnp.minimum(jnp.exp(log_ratio), cap)
+
+
 def extended_objective(objective, pi: Pi, batch, c: RunConstants) -> tuple[jax.Array, jax.Array]:
     """Weights an objective by pi_old / pi_sampler (SAMPLER_CORRECTION), and adds ENTROPY_COEF *
     entropy (Mnih et al., arXiv 1602.01783, section 4).
     """
     value, clipped = objective(pi, batch, c)
     if c.SAMPLER_CORRECTION:
-        value = value * SAMPLER_WEIGHTS[c.SAMPLER_WEIGHT](batch, c.SAMPLER_CORRECTION)
+        value = value * truncated_weight(batch, c.SAMPLER_CORRECTION)
     if c.ENTROPY_COEF:
         value = value + c.ENTROPY_COEF * pi.entropy
     return value, clipped

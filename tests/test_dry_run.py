@@ -13,7 +13,7 @@ import huggingface_hub
 import jax
 import numpy as np
 import pytest
-from short_runs import SHORT, run_here
+from short_runs import run_here
 from test_machine import on
 
 import grpo_llama3_1_8b_demo as demo

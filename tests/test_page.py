@@ -11,6 +11,7 @@ import math
 import re
 import shlex
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest

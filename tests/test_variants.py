@@ -283,7 +283,6 @@ def test_a_readers_objective_may_use_the_clip_ranges_its_own_way(text, constant,
             "batch.prompt_ids.sum(), batch.mask"
         ),
         "from grpo_variants import turn_advantage as advantage, gspo_objective as objective",
-        "from grpo_variants import centered_turn_advantage as advantage",
         (
             "from grpo_variants import decoupled_advantage as advantage, "
             "mean_of_tokens as weights, k2 as kl"

@@ -116,11 +116,6 @@ def combinations(c: RunConstants, own: Mapping[str, str]) -> None:
             "with ADVANTAGE=none no group has an advantage; set it to keep",
         ),
         (
-            "SAMPLER_WEIGHT",
-            c.SAMPLER_WEIGHT != "token" and not c.SAMPLER_CORRECTION,
-            "SAMPLER_CORRECTION=0 weighs nothing; set it to 2",
-        ),
-        (
             "REFERENCE_OFFLOAD",
             c.REFERENCE_OFFLOAD and not c.BETA,
             "BETA=0 has no reference model; set BETA above 0",

@@ -268,7 +268,6 @@ const ADVANTAGES = {
   },
   none: () => ({ name: tell("ADVANTAGE=none: A = 0, only the KL to the teacher trains"), shown: "" }),
   turn: () => ({ name: tell("A of a turn = (R from this turn on − mean(R)) / std(R), over the group"), shown: "" }),
-  "turn-centered": () => ({ name: tell("A of a turn = R from this turn on − mean(R), over the group"), shown: "" }),
 };
 
 function advantage(g, i, t = 0) {
@@ -494,10 +493,6 @@ const OBJECTIVES = {
   grpo: (a, t, A) => clipLines(ratioOfToken(a, t), A, 1 - c.EPSILON, 1 + c.EPSILON),
   dapo: (a, t, A) => clipLines(ratioOfToken(a, t), A, 1 - c.EPSILON, 1 + c.EPSILON_HIGH),
   "gspo-token": (a, t, A) => clipLines(ratioOfAnswer(a), A, 1 - c.EPSILON, 1 + (c.EPSILON_HIGH || c.EPSILON)),
-  cispo(a, t, A) {
-    const [ratio, line] = ratioOfToken(a, t), cap = 1 + (c.EPSILON_HIGH || c.EPSILON), log = a.log_prob_after[t];
-    return [line, `min(ratio, ${number(cap, 2)}) × A × log π = ${number(Math.min(ratio, cap))} × ${inner(A)} × ${inner(log)} = ${number(Math.min(ratio, cap) * A * log)}`];
-  },
 };
 
 function lossLines(g, a, t) {
