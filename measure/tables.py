@@ -271,7 +271,9 @@ def methods(folder: Path, language: int) -> list[list[str]]:
 
     files = [folder / "assets" / f"methods{name}.csv" for name in ("", "_curves")]
     names, *lines = study.table(*map(pd.read_csv, files))
-    kept = [names.index(name) for name in ("method", "answers graded", "pass@1", "pass@64", "greedy")]
+    kept = [
+        names.index(name) for name in ("method", "answers graded", "pass@1", "pass@64", "greedy")
+    ]
     return [[*(line[i] for i in kept), line[-1]] for line in lines]  # minus its counterpart's
 
 
