@@ -45,7 +45,7 @@ class Variants:
     # model in the reference's place, name or folder: on-policy distillation (empty = off)
     TEACHER: str = ""
     # cap of pi_old / pi_sampler (0 = off)
-    SAMPLER_CORRECTION: NonNegative = pair(laptop=0.0, tpu=2.0)
+    SAMPLER_CORRECTION: NonNegative = pair(small=0.0, large=2.0)
     # whose ratio SAMPLER_CORRECTION caps; mask: beyond it the weight is 0
     SAMPLER_WEIGHT: Literal["token", "token-mask", "sequence", "sequence-mask"] = "token"
     # weight of the entropy in the objective (0 = off), arXiv 1602.01783
@@ -86,7 +86,7 @@ class Extras:
     # updates in a row that may be NaN, skipped; one more stops
     MAX_NONFINITE_UPDATES: CountOrOff = 0
     LOG_ANSWERS_EVERY: CountOrOff = 10  # steps between those whose every answer is kept (0 = none)
-    SAVE_INTERVAL_STEPS: Count = pair(laptop=50, tpu=20)  # steps between checkpoints
+    SAVE_INTERVAL_STEPS: Count = pair(small=50, large=20)  # steps between checkpoints
     MAX_TO_KEEP: Count = 4  # checkpoints kept; each has the params and two Adam moments
 
 
@@ -94,29 +94,31 @@ class Extras:
 class Arrays:
     """A model's dtypes and compilation; inference.py and pass_at_k reuse the run's."""
 
-    DTYPE: Literal["float32", "bfloat16"] = pair(laptop="float32", tpu="bfloat16")  # of activations
+    # of activations
+    DTYPE: Literal["float32", "bfloat16"] = pair(small="float32", large="bfloat16")
     # an update of 3e-6 vanishes in bfloat16
     WEIGHT_DTYPE: Literal["float32", "bfloat16"] = "float32"
-    SCAN_LAYERS: bool = pair(laptop=False, tpu=True)  # True compiles one layer instead of 32
+    SCAN_LAYERS: bool = pair(small=False, large=True)  # True compiles one layer instead of 32
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine(Arrays):
-    """Devices, sharding, memory. The tpu column is for a TPU with vLLM; machines.py adapts it to
-    a GPU.
+    """Devices, sharding, memory. The large column is for a TPU with vLLM; machines.py adapts it
+    to a GPU.
     """
 
     # t4, h100, 8xh100, v6e-8, ...: what DRY_RUN=True plans for (empty = this one)
     MACHINE: str = ""
-    ROLLOUT_ENGINE: Literal["maxtext", "vllm"] = pair(laptop="maxtext", tpu="vllm")  # who generates
+    # who generates
+    ROLLOUT_ENGINE: Literal["maxtext", "vllm"] = pair(small="maxtext", large="vllm")
     # what the backward pass computes again, to save memory
     REMAT_POLICY: Literal[
         "none", "full", "minimal", "minimal_with_context", "save_qkv_proj", "save_out_proj"
-    ] = pair(laptop="minimal", tpu="full")
+    ] = pair(small="minimal", large="full")
     # MaxText's attention kernel; autoselected: flash for long sequences, dot_product where it
     # decodes
     ATTENTION: Literal["dot_product", "flash", "autoselected"] = pair(
-        laptop="dot_product", tpu="flash"
+        small="dot_product", large="flash"
     )
     # True: keep the reference in host memory; costs a transfer per step
     REFERENCE_OFFLOAD: bool = False

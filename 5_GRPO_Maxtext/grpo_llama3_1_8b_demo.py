@@ -1,10 +1,10 @@
 """GRPO on a language model: evaluate, train, evaluate, with MaxText, Tunix, Grain and Orbax.
 
-One script, two sizes. `MODEL` is any Llama or Qwen3 checkpoint in Hugging Face's layout. By default
-it's the tiny Llama in this folder (0.3 M parameters, laptop CPU), at full size
-`meta-llama/Llama-3.1-8B-Instruct` on a TPU VM. A constant with two values takes the one that fits
-the model. Both run this script, but on a CPU the model has other attention, rotary and dense
-modules (model/faster_on_cpu.py), which compute the same up to rounding, and faster.
+`MODEL` is any Llama or Qwen3 checkpoint in Hugging Face's layout. By default it's the tiny Llama in
+this folder (0.3 M parameters, a laptop's CPU); `meta-llama/Llama-3.1-8B-Instruct` needs a TPU VM. A
+constant with two values takes the one for a small or for a large model. The script is the same for
+both, but the model isn't computed by the same code: on a CPU it has attention, rotary and dense
+modules of our own (model/faster_on_cpu.py), which are faster and equal MaxText's up to rounding.
 
 The objective (DeepSeekMath, arXiv 2402.03300, eq. 3), for G answers o_1..o_G to one question q; a
 step takes the mean over all answers to its BATCH_SIZE questions:
@@ -52,8 +52,8 @@ class Constants(RunConstants):
     """Edit a value here, or change it for one run with NAME=value. constants.py has the other
     blocks.
 
-    pair(laptop=..., tpu=...): the defaults for a hidden size below 1,024 (tiny Llama) and for
-    larger models.
+    pair(small=..., large=...): the defaults for a hidden size below 1,024 (the tiny Llama, SmolLM2)
+    and for larger models.
     """
 
     # --- the task
@@ -76,44 +76,45 @@ class Constants(RunConstants):
         "and </answer>."
     )
     # the user's message, put inside the tokenizer's chat template
-    TEMPLATE: str = pair(laptop="{question}", tpu="{system_prompt}\n\n{question}")
+    TEMPLATE: str = pair(small="{question}", large="{system_prompt}\n\n{question}")
     # --- sampling
     # tokens with template; longer questions are left out
-    MAX_PROMPT_LENGTH: Count = pair(laptop=28, tpu=256)
+    MAX_PROMPT_LENGTH: Count = pair(small=28, large=256)
     # tokens per answer; longer ones are cut off
-    TOTAL_GENERATION_STEPS: TwoOrMore = pair(laptop=28, tpu=768)
+    TOTAL_GENERATION_STEPS: TwoOrMore = pair(small=28, large=768)
     TEMPERATURE: Positive = 1.0  # 1 = the policy itself; lower makes the G answers agree
     # --- GRPO
     # questions per step; more: less noise, more memory and time
-    BATCH_SIZE: Count = pair(laptop=16, tpu=64)
+    BATCH_SIZE: Count = pair(small=16, large=64)
     NUM_GENERATIONS: TwoOrMore = 8  # G, answers per question; with few, many groups have no signal
-    NUM_BATCHES: Count = pair(laptop=100, tpu=116)  # training steps, each on one batch of questions
-    NUM_ITERATIONS: Count = pair(laptop=2, tpu=1)  # mu, updates per batch; at 1 the ratio is 1
+    # training steps, each on one batch of questions
+    NUM_BATCHES: Count = pair(small=100, large=116)
+    NUM_ITERATIONS: Count = pair(small=2, large=1)  # mu, updates per batch; at 1 the ratio is 1
     EPSILON: NonNegative = 0.2  # clip range of the ratio; larger allows larger policy updates
     # weight of the KL to the starting model (0 = none)
-    BETA: NonNegative = pair(laptop=0.08, tpu=0.001)
+    BETA: NonNegative = pair(small=0.08, large=0.001)
     # --- optimizer: AdamW, linear warm-up, cosine decay to 0
     # peak; for all weights of 8 B (no LoRA) 1e-6
-    LEARNING_RATE: NonNegative = pair(laptop=5e-4, tpu=8e-5)
+    LEARNING_RATE: NonNegative = pair(small=5e-4, large=8e-5)
     WARMUP_FRACTION: BelowOne = 0.1  # share of all steps (0 = off); the rest is for the decay
     MAX_GRAD_NORM: NonNegative = 1.0  # gradient clip; lower it if the KL runs away (0 = off)
     B1: BelowOne = 0.9  # decay of Adam's mean of the gradient; larger remembers longer
     B2: BelowOne = 0.99  # decay of Adam's mean of its square
     WEIGHT_DECAY: NonNegative = 0.1  # decoupled weight decay, times the learning rate (0 = off)
     # rank r of A [in, r], B [r, out] (0 = train all weights)
-    LORA_RANK: CountOrOff = pair(laptop=0, tpu=32)
-    LORA_ALPHA: Positive = pair(laptop=16.0, tpu=32.0)  # A B is added times LORA_ALPHA / LORA_RANK
+    LORA_RANK: CountOrOff = pair(small=0, large=32)
+    LORA_ALPHA: Positive = pair(small=16.0, large=32.0)  # A B is added times LORA_ALPHA / LORA_RANK
     # questions per gradient pass (0 = all)
-    TRAIN_MICRO_BATCH_SIZE: CountOrOff = pair(laptop=0, tpu=2)
+    TRAIN_MICRO_BATCH_SIZE: CountOrOff = pair(small=0, large=2)
     # --- evaluation
     # test questions, from the top of the test set
-    NUM_TEST_QUESTIONS: Count = pair(laptop=512, tpu=1_319)
+    NUM_TEST_QUESTIONS: Count = pair(small=512, large=1_319)
     # of all evaluations: model/rollout.py
     EVAL_CONFIG: Literal["greedy", "standard", "liberal"] = "standard"
     # steps between evaluations during training (0 = none)
-    EVAL_EVERY: CountOrOff = pair(laptop=25, tpu=20)
+    EVAL_EVERY: CountOrOff = pair(small=25, large=20)
     # held out for it; not trained on, not in the test
-    EVAL_QUESTIONS: Count = pair(laptop=128, tpu=512)
+    EVAL_QUESTIONS: Count = pair(small=128, large=512)
 
 
 # %% Imports ---------------------------------------------------------------------------------------
@@ -362,10 +363,10 @@ def main(arguments: list[str]) -> None:
     # From here on, c also has this machine's defaults and MODEL's commit.
     with start.open_run(c, arguments, reward_func, TABLES) as (c, llm, task, folder):
         # not again by a resumed run
-        folder.once("before", lambda: evaluate(c, llm, task, task.test))
+        folder.evaluate_once("before", lambda: evaluate(c, llm, task, task.test))
         with TrainingRun(c, llm, task, folder, evaluate) as run:
             train(c, llm, task, run)
-        folder.once("after", lambda: evaluate(c, llm, task, task.test))
+        folder.evaluate_once("after", lambda: evaluate(c, llm, task, task.test))
         report.write(c, folder, task.sources["test"])
 
 

@@ -63,20 +63,20 @@ class Constants(Arrays):
         "and </answer>."
     )
     # the user's message, put inside the tokenizer's chat template
-    TEMPLATE: str = pair(laptop="{question}", tpu="{system_prompt}\n\n{question}")
+    TEMPLATE: str = pair(small="{question}", large="{system_prompt}\n\n{question}")
     # tokens with template; longer ones are refused
-    MAX_PROMPT_LENGTH: Count = pair(laptop=28, tpu=256)
+    MAX_PROMPT_LENGTH: Count = pair(small=28, large=256)
     # tokens per answer; longer ones are cut off
-    TOTAL_GENERATION_STEPS: TwoOrMore = pair(laptop=28, tpu=768)
+    TOTAL_GENERATION_STEPS: TwoOrMore = pair(small=28, large=768)
 
 
 # Constants we reuse from a run. Its BATCH_SIZE and SEED mean something else, and its REWARD_FUNC
 # could be anyone's code, so we only run a file named on the command line.
-ASKING = "SYSTEM_PROMPT", "TEMPLATE", "MAX_PROMPT_LENGTH", "TOTAL_GENERATION_STEPS"
+PROMPT_AND_LENGTHS = "SYSTEM_PROMPT", "TEMPLATE", "MAX_PROMPT_LENGTH", "TOTAL_GENERATION_STEPS"
 RUNS_CONSTANTS = (
     "MODEL",
     "REWARDS",
-    *ASKING,
+    *PROMPT_AND_LENGTHS,
     *(field.name for field in dataclasses.fields(Arrays)),
 )
 PAGE_SAMPLES = 8  # answers per question on the page; advantages need a group
@@ -146,8 +146,9 @@ def find_checkpoint(c: Constants) -> Checkpoint | None:
         raise UserError(
             f"CHECKPOINT={c.CHECKPOINT}: {why}; give its RUN_DIR, RUN_DIR/number, or base"
         )
-    if world := checkpoint.constants.get("ENVIRONMENT"):
-        fault = f"was trained by turns with ENVIRONMENT={world}, and nobody answers its model here"
+    if environment := checkpoint.constants.get("ENVIRONMENT"):
+        trained = f"was trained by turns with ENVIRONMENT={environment}"
+        fault = f"{trained}, and nobody answers its model here"
         place = "its evaluations are in evaluations.jsonl and after.json"
         raise UserError(f"CHECKPOINT={checkpoint.run_dir}: {fault}; {place}")
     return checkpoint
@@ -189,7 +190,7 @@ import jax
 import reward_func
 from model import devices, llama, versions
 from model.rollout import sampling_config
-from run import asked, process, trained
+from run import inference_output, process, trained_model
 
 
 # %% Asking ----------------------------------------------------------------------------------------
@@ -223,9 +224,9 @@ def add_prompts(c: Constants, rows, tokenizer, think_tags: bool = False) -> list
     return rows
 
 
-def ask(c: Constants, rollout, how, rows: list[dict[str, Any]], name: str):
+def sample_answers(c: Constants, rollout, config, rows: list[dict[str, Any]], name: str):
     """SAMPLES completions per prompt as Tunix's RolloutOutput; also stored in the row as `name`."""
-    output = rollout.generate([row["prompts"] for row in rows for _ in range(c.SAMPLES)], how)
+    output = rollout.generate([row["prompts"] for row in rows for _ in range(c.SAMPLES)], config)
     for i, row in enumerate(rows):
         row[name] = output.text[i * c.SAMPLES : (i + 1) * c.SAMPLES]
     return output
@@ -236,14 +237,14 @@ def main(arguments: Sequence[str]) -> None:
     """Asks the questions; see the module's docstring."""
     c, question, checkpoint, rows, path = read_all(arguments)
     versions.prepare_libraries()
-    process.keep_compiled()
+    process.enable_compilation_cache()
     devices.check_gpu()
     grader = make_grader(c, rows)
     tokenizer = llama.load_tokenizer(llama.fetch_model(c.MODEL)[0])
     about = f"base, {c.MODEL} as it is"
     if checkpoint:
-        root, step = trained.place_of(checkpoint)
-        trained.warn_if_model_changed(c.MODEL, checkpoint)
+        root, step = trained_model.root_and_step(checkpoint)
+        trained_model.warn_if_model_changed(c.MODEL, checkpoint)
         rank = checkpoint.constants.get("LORA_RANK")
         about = f"{root}/{step}{f' (LoRA of rank {rank})' if rank else ''}, trained from {c.MODEL}"
     print(escape_controls(f"checkpoint: {about}"))
@@ -253,32 +254,34 @@ def main(arguments: Sequence[str]) -> None:
         print(escape_controls(f"rewards:    {grader}; {theirs}"))
     rows = add_prompts(c, rows, tokenizer, grader.think_tags)
 
-    rollout = trained.make_rollout(c, tokenizer, len(rows) * c.SAMPLES, checkpoint)
+    rollout = trained_model.make_rollout(c, tokenizer, len(rows) * c.SAMPLES, checkpoint)
     by_default = "greedy" if c.SAMPLES == 1 else "standard"
-    how = sampling_config(c, c.SAMPLING or by_default, seed=jax.random.key(c.SEED))
+    config = sampling_config(c, c.SAMPLING or by_default, seed=jax.random.key(c.SEED))
     if c.COMPARE:
-        ask(c, rollout, how, rows, "before")
+        sample_answers(c, rollout, config, rows, "before")
     if checkpoint:
-        trained.restore(rollout, checkpoint)
+        trained_model.restore(rollout, checkpoint)
     if question and c.SAMPLES == 1 and not c.COMPARE:
         rows[0]["after"] = [""]
-        for piece in rollout.stream(rows[0]["prompts"], how):
+        for piece in rollout.stream(rows[0]["prompts"], config):
             print(escape_controls(piece), end="", flush=True)
             rows[0]["after"][0] += piece
-        print(escape_controls(asked.judged(grader, rows[0]["after"][0], rows[0])))
+        print(escape_controls(inference_output.verdict(grader, rows[0]["after"][0], rows[0])))
     else:
-        output = ask(c, rollout, how, rows, "after")
-        asked.show(rows, grader)
+        output = sample_answers(c, rollout, config, rows, "after")
+        inference_output.show(rows, grader)
     if path:
-        asked.write_rows(path, rows, grader)
+        inference_output.write_rows(path, rows, grader)
     if c.PAGE:
-        folder, log_probs = Path(), [asked.token_log_probs(c, rollout, output)]
+        folder, log_probs = Path(), [inference_output.token_log_probs(c, rollout, output)]
         if checkpoint:
-            untrained = trained.make_rollout(c, tokenizer, len(rows) * c.SAMPLES, checkpoint)
-            log_probs.insert(0, asked.token_log_probs(c, untrained, output))
+            untrained = trained_model.make_rollout(c, tokenizer, len(rows) * c.SAMPLES, checkpoint)
+            log_probs.insert(0, inference_output.token_log_probs(c, untrained, output))
             folder = checkpoint.run_dir
         path = folder / "answers.html"
-        asked.write_page(c, path, rollout.tokenizer, rows, output, log_probs, grader, about)
+        inference_output.write_page(
+            c, path, rollout.tokenizer, rows, output, log_probs, grader, about
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The machine a run is for, and the defaults that depend on it. Nothing here imports jax.
 
-The tpu column of the constants is for a large model on a TPU with vLLM. `machine_defaults` adapts
-it to another machine or engine; only this file decides engine, attention, dtype and batch.
+The large column of the constants is for a TPU with vLLM. `machine_defaults` adapts it to another
+machine or engine; only this file decides engine, attention, dtype and batch.
 """
 
 import csv
@@ -135,7 +135,7 @@ def compiled_batch_size(machine: Machine, model: str, lora: bool) -> tuple[int, 
 
 
 def machine_defaults(machine: Machine, given: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
-    """How a machine changes the tpu column: the new value of each changed constant, and why.
+    """How a machine changes the large column: the new value of each changed constant, and why.
 
     `given` are the constants set by the user, as text or as values.
     """

@@ -4,7 +4,7 @@
     @dataclass(frozen=True, kw_only=True)
     class Constants(Variants):  # inherits a block of constants from another file
         SEED: int = 0  # orders the questions and samples the answers
-        BATCH_SIZE: Count = pair(laptop=16, tpu=2)  # questions per step
+        BATCH_SIZE: Count = pair(small=16, large=2)  # questions per step
 
 pydantic parses the values and checks them against each constant's annotated type and range. Nothing
 here imports jax, so a mistyped name fails at once.
@@ -43,7 +43,7 @@ NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EIS
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}  # the second: a quota
 # Ctrl-C; a scheduler's; a closed terminal or a lost ssh connection
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-SMALL_HIDDEN_SIZE = 1024  # a model below it takes the laptop column
+SMALL_HIDDEN_SIZE = 1024  # a model below it takes the small column
 
 # Types of constants that have a range.
 Count = Annotated[int, pydantic.Field(ge=1)]
@@ -80,9 +80,9 @@ def expand_home(value: Any) -> Any:
 
 
 # %% Columns ---------------------------------------------------------------------------------------
-def pair(*, laptop: Any, tpu: Any) -> Any:
-    """A default with two columns; `read` picks one by the size of MODEL."""
-    return dataclasses.field(metadata={"laptop": laptop, "tpu": tpu})
+def pair(*, small: Any, large: Any) -> Any:
+    """A default with two columns; `read` picks one by MODEL's hidden size, not by the machine."""
+    return dataclasses.field(metadata={"small": small, "large": large})
 
 
 def names_in(text: str) -> list[str]:
@@ -111,7 +111,7 @@ def config_path(model: str) -> Path | None:
 
 
 def is_small(model: str) -> bool:
-    """Whether MODEL takes the laptop column."""
+    """Whether MODEL takes the small column."""
     # missing or unreadable: `start.open_run` gets it, and reads the constants again
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         path = config_path(model)
@@ -120,7 +120,7 @@ def is_small(model: str) -> bool:
 
 
 def defaults(kind: type, column: str) -> dict[str, Any]:
-    """Every default of a dataclass of constants by name, from the column "laptop" or "tpu"."""
+    """Every default of a dataclass of constants by name, from the column "small" or "large"."""
     return {
         field.name: field.metadata.get(column, field.default) for field in dataclasses.fields(kind)
     }
@@ -141,7 +141,7 @@ def read[Constants](
     if {"--help", "-h"} & set(arguments):
         print(help_text(kind))
         sys.exit(0)
-    values = defaults(kind, "laptop")
+    values = defaults(kind, "small")
     texts = {}
     for argument in arguments:
         name, equals, text = argument.partition("=")
@@ -157,7 +157,7 @@ def read[Constants](
     if not is_small(expand_home(given.get("MODEL") or values.get("MODEL", ""))):
         machine = machines.parse_machine(given.get("MACHINE", "")) or machine
         changed = machines.machine_defaults(machine, given).items()
-        values = defaults(kind, "tpu") | {
+        values = defaults(kind, "large") | {
             name: value for name, (value, _) in changed if name in values
         }
     values = {name: expand_home(value) for name, value in (values | given).items()}
@@ -203,7 +203,7 @@ def write_whole(path: Path, text: str) -> None:
         raise
 
 
-def heeded(numbers: Sequence[int]) -> list[int]:
+def not_ignored(numbers: Sequence[int]) -> list[int]:
     """Those of the signals that this process doesn't ignore, as it does SIGHUP under nohup."""
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
@@ -212,7 +212,7 @@ def run(main: Callable[[list[str]], Any]) -> None:
     """Calls `main` after all imports; exits as `exit_on_error` does, also on STOP_SIGNALS."""
     gc.freeze()  # collections needn't traverse what the imports created
     gc.enable()
-    for number in heeded(STOP_SIGNALS):
+    for number in not_ignored(STOP_SIGNALS):
         signal.signal(number, signal.default_int_handler)
     exit_on_error(main)
 

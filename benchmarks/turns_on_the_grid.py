@@ -236,7 +236,7 @@ def table_of_credit() -> None:
     lines = []
     for call in range(CALLS):
         how = sampling_config(c, seed=jax.random.key(1_000 + call))
-        output, episodes = turns.walk(c, rollout, prompts, questions, how)
+        output, episodes = turns.run_episodes(c, rollout, prompts, questions, how)
         for G in GROUPS:
             lines += [
                 {"G": G, "call": call} | found
@@ -350,7 +350,7 @@ def worst_of_table(grid: ModuleType, c: Any, Q: np.ndarray) -> float:
 def main() -> None:
     """All tables."""
     versions.prepare_libraries()
-    process.keep_compiled()
+    process.enable_compilation_cache()
     STORE.mkdir(parents=True, exist_ok=True)
     table_of_credit()
     table_of_runs()

@@ -2,7 +2,7 @@
 
     <!-- hosted -->   links to the site and its playground, up to `<!-- end -->`
     <!-- colab ppo pendulum -->   links that open these two notebooks in Colab, up to the same
-    [...](...)<!-- playground room=1 -->   a link to the playground's room 1; the mark follows it
+    [...](...)<!-- playground room=grid -->   a link to the playground's grid; the mark follows it
 
 While `repository` is empty, there are no such blocks, and the link leads to the section of the
 front page that says how to open the playground.
@@ -51,7 +51,7 @@ def filled(text: str, page: Path, where: str) -> str:
         if not where:
             return mark
         if kind == "hosted":
-            shown = HOSTED[chinese].format(site=site, room=room("room=4"))
+            shown = HOSTED[chinese].format(site=site, room=room("room=train"))
         else:
             shown = " · ".join(map(opened, notebooks.split()))
         return f"{mark}{shown}\n\n"

@@ -342,14 +342,16 @@ def gradient_variance(table: Path) -> Figure:
     lines = pd.read_csv(table).query("reward_to_go")
     figure, (above, below) = panels(2, height=2.4)
     steps = lines.env_step.unique()
-    bars = lines[lines.env_step == steps[2]]  # much is learned, and it still falls
+    # the last policy whose mean gradient is longer than its error: later there's little to learn
+    step = lines[(lines.baseline == "critic_baseline") & lines.ratio.notna()].env_step.max()
+    bars = lines[lines.env_step == step]
     length = (bars.trace / bars.ratio).iloc[-1]
     noises = bars.ratio.where(bars.baseline != "no_baseline", bars.trace / length)
     above.barh(bars.baseline.str.replace("_", " "), noises, color=bars.baseline.map(BASELINES))
     for y, value in enumerate(noises):
         above.text(value * 1.15, y, f"{value:.0f}", va="center")
     above.set(xscale="log", xlim=(1, 1e3))
-    above.set_title(f"variance / (length of the mean gradient)² at step {steps[2]:,}")
+    above.set_title(f"variance / (length of the mean gradient)² at step {step:,}")
     above.invert_yaxis()
     for baseline in ("no_baseline", "critic_baseline"):
         mine = lines[lines.baseline == baseline]

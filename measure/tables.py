@@ -308,9 +308,9 @@ def constants(source: str, kinds: Sequence[str], old: str, language: int) -> lis
     blocks = [node for node in ast.parse(source).body if getattr(node, "name", "") in kinds]
     nodes = [node for block in blocks for node in block.body if isinstance(node, ast.AnnAssign)]
     source_lines = source.splitlines()
-    two = any(isinstance(node.value, ast.Call) for node in nodes)  # pair(laptop=..., tpu=...)
+    two = any(isinstance(node.value, ast.Call) for node in nodes)  # pair(small=..., large=...)
     headings = (
-        ("constant laptop TPU remark", "常數 筆電 TPU 說明"),
+        ("constant small large remark", "常數 小模型 大模型 說明"),
         ("constant value remark", "常數 值 說明"),
     )
     lines = [headings[not two][language].split()]

@@ -1,6 +1,6 @@
-// The address holds what the reader has set: #room=1&lang=zh&walls=11_14. A link to it opens the same thing.
+// The address holds what the reader has set: #room=grid&lang=zh&walls=11_14. A link to it opens the same thing.
 
-export const ROOMS = ["grid", "clip", "answers", "train"];
+export const ROOMS = ["grid", "bandit", "clip", "answers", "train"];
 export const frame = { room: "grid", figure: null, lang: null, theme: null, mission: null, embed: false };
 let fields = {}, settings = {};
 
@@ -30,7 +30,7 @@ export const wholes = (min, max) => ({ start: [], read: (text) => {
 const written = (value) => (Array.isArray(value) ? value.join("_") : typeof value === "boolean" ? String(Number(value)) : String(value));
 export const starts = (kinds) => Object.fromEntries(Object.entries(kinds).map(([name, { start }]) => [name, start]));
 
-/** What the address asks for. The older forms #train and ?lang=zh are read, too. */
+/** What the address asks for. #train, ?lang=zh and a tab's number as the room are read, too. */
 export function readFrame() {
   const hash = location.hash.slice(1), given = new URLSearchParams(ROOMS.includes(hash) ? `room=${hash}` : hash);
   const room = given.get("room") ?? "", lang = given.get("lang") ?? new URLSearchParams(location.search).get("lang");
@@ -64,7 +64,7 @@ export function watch(kinds, values) {
 
 /** The address of a room: `values` are named where they are not those of the start. */
 export function addressOf(room, kinds = {}, values = {}) {
-  const named = new URLSearchParams({ room: String(ROOMS.indexOf(room) + 1) });
+  const named = new URLSearchParams({ room });
   for (const name of ["lang", "theme", "mission"]) if (frame[name]) named.set(name, frame[name]);
   // With a mission, all: what isn't named there would be what the mission sets up.
   for (const [name, { start }] of Object.entries(kinds)) {

@@ -1,4 +1,4 @@
-// Room 3: eight answers to one question, drawn by the model before the reader's eyes.
+// Room 4: eight answers to one question, drawn by the model before the reader's eyes.
 
 import { oneOf, range, remember, starts, words } from "./address.js";
 import { text } from "./texts.js";

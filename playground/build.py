@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE.parent / "5_GRPO_Maxtext"
 WORKER = ["model.js", "grpo.js", "tokenizer.js", "rewards.js", "worker.js"]
-ROOMS = "address texts dom pool missions grid gae clip answers store verdict train page"
+ROOMS = "address texts dom pool missions grid bandit gae clip answers store verdict train page"
 PAGE = [*WORKER[:-1], *(f"{name}.js" for name in ROOMS.split())]
 LAYERS, HEAD = 3, 24
 

@@ -1,4 +1,4 @@
-// Room 2: the clip of chapter 3 and what it is for, and the group's advantages of chapters 4 and 5.
+// Room 3: the clip of chapter 3 and what it is for, and the group's advantages of chapters 4 and 5.
 
 import { frame, numbers, oneOf, range, remember, starts, whole } from "./address.js";
 import { text } from "./texts.js";

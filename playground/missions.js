@@ -13,6 +13,12 @@ export const MISSIONS = {
     { name: "greedy", sets: ["epsilon=0&speed=10"], right: 0 },
     { name: "slip", sets: ["slip=0.4&alpha=1&speed=1000", "slip=0.4&alpha=0.05&speed=1000"], right: 1 },
   ],
+  bandit: [
+    { name: "plus_ten", sets: ["shift=0", "shift=10"], right: 1 },
+    { name: "samples", sets: ["shift=10&samples=8", "shift=10&samples=64"], right: 2 },
+    { name: "small", sets: ["shift=10", "shift=10&rate=0.1"], right: 2 },
+    { name: "alone", sets: ["samples=1", "samples=2"], right: 1 },
+  ],
   clip: [
     { name: "edge", sets: ["ratio=1.35&A=-1"], right: 1 },
     { name: "lucky", sets: ["clip=off&lucky=3&passes=20", "clip=on&lucky=3&passes=20"], right: 2 },
@@ -44,6 +50,7 @@ const pays = () => ({
 /** The pages of the course that a room belongs to: [what it is called, its English page]. */
 export const CHAPTERS = {
   grid: [["chapter_1", "1_Q_Learning/README.md"]],
+  bandit: [["chapter_3_reinforce", "3_Pendulum/README.md"]],
   clip: [["chapter_3", "3_Pendulum/ppo.md"], ["chapter_4", "4_GRPO_MNIST/README.md"]],
   answers: [["chapter_5", "5_GRPO_Maxtext/README.md"]],
   train: [["chapter_5", "5_GRPO_Maxtext/README.md"], ["chapter_5_measured", "5_GRPO_Maxtext/MEASUREMENTS.md"]],
@@ -66,7 +73,7 @@ export function pageLink(name, page) {
 
 /** The address that sets a mission up. */
 export function addressOfMission(room, name, set) {
-  const named = new URLSearchParams({ room: String(Object.keys(MISSIONS).indexOf(room) + 1) });
+  const named = new URLSearchParams({ room });
   if (frame.lang) named.set("lang", frame.lang);
   if (frame.theme) named.set("theme", frame.theme);
   named.set("mission", name);

@@ -1,30 +1,35 @@
-// The frame: four rooms behind tabs, the language, the colors, and what the address asks for.
+// The frame: five rooms behind tabs, the language, the colors, and what the address asks for.
 
 import { ROOMS, addressOf, follow, frame, readFrame, remember, watch } from "./address.js";
 import { language, setLanguage, text } from "./texts.js";
 import { button, h } from "./dom.js";
 import { CHAPTERS, addressOfPage, missionsOf, pageLink, setOf } from "./missions.js";
 import * as grid from "./grid.js";
+import * as bandit from "./bandit.js";
 import * as clip from "./clip.js";
 import { criticTold } from "./gae.js";
 import * as answers from "./answers.js";
 import * as train from "./train.js";
 
-const PARTS = { grid, clip, answers, train };
+const PARTS = { grid, bandit, clip, answers, train };
 const OPEN = {
-  grid: grid.gridRoom, clip: clip.clipRoom,
+  grid: grid.gridRoom, bandit: bandit.banditRoom, clip: clip.clipRoom,
   answers: (place) => answers.answersRoom(place, train.getPool, train.ownSteps),
   train: train.trainRoom,
 };
 // Single pictures, for a frame in a page of the course: #figure=gae&lang=zh
 const FIGURES = {
   crawl: ["grid", (place) => grid.gridRoom(place, true)],
+  noise: ["bandit", (place) => bandit.banditRoom(place, true)],
   clip: ["clip", clip.clipFigure], passes: ["clip", clip.passesFigure], group: ["clip", clip.groupFigure],
   gae: ["clip", clip.gaeFigure],
 };
 
 // The numbers that missions name are computed: they are those on show.
-const NUMBERS = { lucky: clip.passesTold, pull: clip.passesTold, critic: criticTold };
+const NUMBERS = {
+  plus_ten: bandit.banditTold, samples: bandit.banditTold, small: bandit.banditTold, alone: bandit.banditTold,
+  lucky: clip.passesTold, pull: clip.passesTold, critic: criticTold,
+};
 
 function showTheme() {
   if (frame.theme) document.documentElement.dataset.theme = frame.theme;

@@ -5,11 +5,12 @@ import { frame } from "./address.js";
 const TEXTS = {
   title: ["From Q-learning to GRPO, live", "從 Q-learning 到 GRPO，現場演算"],
   about: [
-    "Four hands-on demos. The last one trains a language model (319,392 weights) with reinforcement learning, right in your browser.",
-    "課程裡的四個互動示範。最後一個會在你的瀏覽器裡，用強化學習當場訓練一個語言模型（319,392 個權重）。",
+    "Five hands-on demos. The last one trains a language model (319,392 weights) with reinforcement learning, right in your browser.",
+    "課程裡的五個互動示範。最後一個會在你的瀏覽器裡，用強化學習當場訓練一個語言模型（319,392 個權重）。",
   ],
   rooms: ["Demos", "示範"],
   tab_grid: ["Grid", "網格"],
+  tab_bandit: ["Baseline", "基線"],
   tab_clip: ["Clip and group", "裁剪與群組"],
   tab_answers: ["Eight answers", "八個回答"],
   tab_train: ["Train it here", "在這裡訓練"],
@@ -33,6 +34,7 @@ const TEXTS = {
   chapters: ["Explained in", "說明在"],
   and: [" and ", "和"],
   chapter_1: ["chapter 1: Q-learning", "第 1 章：Q-learning"],
+  chapter_3_reinforce: ["chapter 3: REINFORCE", "第 3 章：REINFORCE"],
   chapter_3: ["chapter 3: PPO", "第 3 章：PPO"],
   chapter_4: ["chapter 4: the group is the baseline", "第 4 章：群組就是基線"],
   chapter_5: ["chapter 5: GRPO on a language model", "第 5 章：語言模型上的 GRPO"],
@@ -88,6 +90,56 @@ const TEXTS = {
   mission_slip_why: [
     "With α = 1 an entry remembers its last outcome alone. A small α averages over many, which is slower and settles near the optimum. Compare “greedy move is right” in both.",
     "α = 1 時，每個數字只記得最後一次的結果。α 小，就是對很多次取平均：比較慢，但會停在最佳解附近。比較兩種情形下「貪婪動作正確」的格數。",
+  ],
+  mission_plus_ten: ["Add 10 to every reward", "每個獎勵都加 10"],
+  mission_plus_ten_ask: [
+    "A pays 3 on average, B 2 and C 1. Now every reward gets 10 more, so A is still the best by 1. Without a baseline, what does that do to the noise of one step's gradient?",
+    "A 平均給 3 分，B 2 分，C 1 分。現在每個獎勵都加 10，A 還是最好，還是多 1 分。不用基線的話，一步的梯度雜訊會怎樣？",
+  ],
+  mission_plus_ten_choices: [
+    "nothing: only differences count|about {times} times the variance|it halves",
+    "不變，反正只看差距|變異數變成大約 {times} 倍|剩一半",
+  ],
+  mission_plus_ten_set: ["as it is|add 10", "原來的獎勵|加 10"],
+  mission_plus_ten_why: [
+    "Without a baseline the variance goes from {before} to {after}: every action that's sampled gets pushed up, by about its whole reward. On average the extra 10 cancels out, but not in one batch. So in {lost} of {runs} runs, π(A) is below 10 % after {steps} steps: the policy got sure of B or C, which were sampled more often. With a baseline the 10 drops out of r − b, so dots and curves stay exactly where they were.",
+    "不用基線，變異數從 {before} 變成 {after}：抽到哪個動作，就把哪個動作往上推，力道差不多是整個獎勵。多出來的 10 平均起來會抵消，可是在一批樣本裡不會。所以 {runs} 次訓練裡有 {lost} 次，{steps} 步之後 π(A) 不到 10 %：策略認定了比較常抽到的 B 或 C。用了基線，r − b 就把 10 減掉了，點和曲線都留在原來的地方。",
+  ],
+  mission_samples: ["Buy it with samples", "用樣本數來換"],
+  mission_samples_ask: [
+    "All rewards are 10 higher. With 8 samples per step and the running mean, the variance is {held}. How many samples per step would it take without a baseline?",
+    "所有獎勵都加 10。每步 8 個樣本，用移動平均當基線，變異數是 {held}。不用基線的話，每步要多少樣本才有這麼小的變異數？",
+  ],
+  mission_samples_choices: ["16|64|{needed}", "16|64|{needed}"],
+  mission_samples_set: ["8 samples|64 samples", "8 個樣本|64 個樣本"],
+  mission_samples_why: [
+    "The variance falls as 1/N. With 64 samples it's still {many} without a baseline; it takes {needed} to get to {held}. For a language model each sample is a whole answer, so samples are what you pay for. A baseline costs one subtraction.",
+    "變異數和 N 成反比（1/N）。不用基線，64 個樣本還有 {many}；要 {needed} 個才會降到 {held}。在語言模型裡，一個樣本就是一整個回答，時間都花在這裡。基線只要減一次。",
+  ],
+  mission_small: ["Smaller steps", "步伐小一點"],
+  mission_small_ask: [
+    "All rewards are 10 higher, and there's no baseline. The learning rate goes from {rate} down to 0.1. What happens to the {runs} runs?",
+    "所有獎勵都加 10，不用基線。學習率從 {rate} 降到 0.1，這 {runs} 次訓練會怎樣？",
+  ],
+  mission_small_choices: [
+    "the noise is gone: all learn A|nothing changes|fewer get lost",
+    "雜訊沒了，全部學會 A|沒有差別|走偏的變少",
+  ],
+  mission_small_set: ["learning rate {rate}|learning rate 0.1", "學習率 {rate}|學習率 0.1"],
+  mission_small_why: [
+    "With {rate}, π(A) ends below 10 % in {lost} of {runs} runs, with 0.1 in {lost_small}; its mean goes from {end} to {end_small}. Each gradient is as noisy as before, with a variance of {after}, but small steps let the noise of many batches average out, and learning gets slower. With the running mean you can keep {rate}: there the mean ends at {end_held}.",
+    "學習率 {rate} 時，{runs} 次裡有 {lost} 次的 π(A) 最後不到 10 %，0.1 時有 {lost_small} 次；平均從 {end} 變成 {end_small}。每一步的梯度一樣吵，變異數還是 {after}，只是步伐小，很多批的雜訊可以互相抵消，學得也比較慢。用移動平均就可以留著 {rate}：平均最後是 {end_held}。",
+  ],
+  mission_alone: ["A group of one", "只有一個樣本的群組"],
+  mission_alone_ask: [
+    "Take one sample per step. What does the policy learn with the mean of the group as the baseline?",
+    "每步只抽一個樣本。拿群組的平均當基線，策略學得到什麼？",
+  ],
+  mission_alone_choices: ["as much as with the running mean|nothing", "和用移動平均一樣多|什麼都學不到"],
+  mission_alone_set: ["one sample|two samples", "一個樣本|兩個樣本"],
+  mission_alone_why: [
+    "The mean of one reward is that reward, so r − mean is 0. In a larger group, too, each reward is part of its own baseline and takes a bit of itself away: the dots center on (N − 1)/N of the exact gradient, {two} % with two samples and {eight} % with eight. The direction is right, only the length isn't. The mean of the others (RLOO) or of earlier batches doesn't have this bias.",
+    "只有一個獎勵，平均就是它自己，所以 r − 平均 = 0。群組大一點也一樣，每個獎勵都算進自己的基線，會把自己減掉一些：點的中心是正確梯度的 (N − 1)/N，兩個樣本是 {two} %，八個是 {eight} %。方向是對的，只是短了一點。改用其他樣本的平均（RLOO），或之前幾批的平均，就沒有這個偏差。",
   ],
   mission_edge: ["Where does the gradient stop?", "梯度停在哪裡？"],
   mission_edge_ask: [
@@ -281,6 +333,47 @@ const TEXTS = {
     "把每一格最高的價值跟最佳解比：差最多的是第 {cell} 格，差 {away}。",
   ],
 
+  // --- REINFORCE on three actions
+  bandit_title: ["How much of one step's gradient is noise?", "一步的梯度，有多少是雜訊？"],
+  bandit_about: [
+    "Three actions (a three-armed bandit) pay 3 (A), 2 (B) and 1 (C) on average, give or take 1. Each dot is what REINFORCE makes of one batch: which actions would become likelier, and by how much. All dots estimate the same gradient, the cross.",
+    "三個動作（三臂拉霸機）平均給 3 分（A）、2 分（B）和 1 分（C），每次上下大約差 1 分。一個點就是 REINFORCE 從一批樣本算出的梯度：哪個動作會變得更可能、變多少。所有的點估計的都是同一個梯度，就是十字的位置。",
+  ],
+  bandit_shift: ["added to rewards", "每個獎勵都加"],
+  bandit_samples: ["samples per step, N", "每步樣本數 N"],
+  bandit_start: ["π(A) at the start", "一開始的 π(A)"],
+  bandit_again: ["Sample again", "重新抽樣"],
+  bandit_none: ["No baseline", "不用基線"],
+  bandit_group: ["Mean of the group", "群組平均"],
+  bandit_running: ["Running mean", "移動平均"],
+  bandit_none_rule: ["r", "r"],
+  bandit_group_rule: ["r − mean", "r − 平均"],
+  bandit_running_rule: ["r − b, b = {b}", "r − b，b = {b}"],
+  bandit_variance: ["variance {variance} (closed form: {exact})", "變異數 {variance}（公式：{exact}）"],
+  bandit_center: [
+    "on average {share} % of the gradient; {outside} outside",
+    "平均是梯度的 {share} %；{outside} 個點在圖外",
+  ],
+  bandit_told: [
+    "The exact gradient has length {size}. Without a baseline, the {count} estimates have {times} times the variance that they have with the running mean.",
+    "正確的梯度長度是 {size}。不用基線，{count} 個估計的變異數是用移動平均時的 {times} 倍。",
+  ],
+  bandit_shifted: [
+    "Without the +{shift} it would be {before} times. The constant moves dots without a baseline by up to {most}, and dots with one by up to {moved}.",
+    "沒有加 {shift} 的話是 {before} 倍。加這個數，不用基線的點最多移動 {most}，用基線的點最多移動 {moved}。",
+  ],
+  bandit_learned: [
+    "After {steps} steps, π(A) is above 90 % in {none} of {runs} runs without a baseline, in {group} with the mean of the group, and in {running} with the running mean. Without a baseline it's below 10 % in {lost}.",
+    "{steps} 步之後，π(A) 超過 90 % 的：不用基線，{runs} 次訓練中有 {none} 次；用群組平均有 {group} 次；用移動平均有 {running} 次。不用基線時，有 {lost} 次不到 10 %。",
+  ],
+  bandit_curve: ["π(A), mean of the runs", "π(A)，各次訓練的平均"],
+  bandit_read: ["How to read the pictures", "怎麼看這些圖"],
+  bandit_legend: [
+    "Three probabilities sum to 1, so what the actions gain and lose sums to 0, and a plane shows every estimate in full; no logit is left out. Cross: the exact gradient. Ring: the mean of the {count} dots. Triangles: dots outside the picture, in their direction; its scale doesn't depend on what you add. Variance: the mean squared distance of a dot from the ring. The running mean b is that of a batch sampled before; in training, it keeps 90 % of itself at each step. Curves: {runs} runs each, as thin lines, and their mean.",
+    "三個機率加起來是 1，所以各個動作增減的量加起來是 0，每個估計都能完整畫在平面上，沒有漏掉哪個 logit。十字：正確的梯度。圓圈：{count} 個點的平均。三角形：落在圖外的點，畫在它的方向上；圖的刻度和加多少無關。變異數：點到圓圈距離平方的平均。移動平均 b 是先抽的一批的平均；訓練時每一步保留 90 %。曲線：細線是各 {runs} 次訓練，粗線是平均。",
+  ],
+  dots_picture: ["{count} estimates of one gradient, {outside} of them outside", "同一個梯度的 {count} 個估計，{outside} 個在圖外"],
+
   // --- clip and group
   clip_title: ["How far may one update go?", "一次更新可以走多遠？"],
   clip_about: [
@@ -378,7 +471,7 @@ const TEXTS = {
   model_start: ["before training", "訓練前"],
   model_trained: ["after 200 steps of the main script", "主腳本訓練 200 步之後"],
   model_own: ["mine, after {steps} steps", "我訓練的，{steps} 步之後"],
-  model_own_none: ["mine (train it in tab 4)", "我訓練的（到第 4 個分頁訓練）"],
+  model_own_none: ["mine (train it in tab 5)", "我訓練的（到第 5 個分頁訓練）"],
   eight_draw: ["▶ Draw eight answers", "▶ 抽八個回答"],
   temperature: ["temperature", "溫度"],
   eight_tokens: ["{tokens} tokens with its begin and end marks.", "連同開頭和結尾的記號，一共 {tokens} 個 token。"],

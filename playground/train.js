@@ -1,4 +1,4 @@
-// Room 4: GRPO from the untrained weights, on the reader's machine.
+// Room 5: GRPO from the untrained weights, on the reader's machine.
 
 import { addressOf, asks, frame, numbers, oneOf, range, readFrame, remember, starts, whole } from "./address.js";
 import { text } from "./texts.js";

@@ -27,8 +27,27 @@ from test_page import SMALL, with_hostile_texts
 
 from run import answers, evaluation, page
 
+SHORT = [  # a run of seconds
+    "NUM_BATCHES=8",
+    "BATCH_SIZE=4",
+    "NUM_GENERATIONS=4",
+    "NUM_ITERATIONS=1",
+    "LEARNING_RATE=1e-3",
+    "SAVE_INTERVAL_STEPS=2",
+    "EVAL_EVERY=4",
+    "EVAL_QUESTIONS=8",
+    "NUM_TEST_QUESTIONS=16",
+    "LOG_ANSWERS_EVERY=2",
+    "EVAL_CONFIG=liberal",
+]
 WIDTHS = {"phone": (390, 844), "desk": (1400, 1000)}
 WRITTEN = 0.6  # seconds; the page writes its address at most every 0.4
+
+
+@pytest.fixture(scope="module")
+def finished(finished_run):
+    """The folder of a finished run, with run/ and said.txt; copy it to change it."""
+    return finished_run(*SHORT)
 
 
 @pytest.fixture(scope="module")

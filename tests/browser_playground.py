@@ -50,7 +50,7 @@ from model.log_probs import log_probs
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "5_GRPO_Maxtext/assets/playground.html"
-ROOMS = ("grid", "clip", "answers", "train")
+ROOMS = ("grid", "bandit", "clip", "answers", "train")
 KIM = "Kim has 8 cards, loses 6 and then buys 5 more. How many cards are there now?"
 TRACED = True  # conftest.py's `driver` logs tasks and requests
 REWARDS = ("match_format_exactly", "match_format_approximately", "check_answer", "check_numbers")
@@ -366,7 +366,7 @@ def test_the_optimum_and_the_right_moves_equal_chapter_1s(show):
     driver = show("grid")
     for gamma, slip, walls in ((0.99, 0.0, []), (1.0, 0.0, []), (0.9, 0.4, [5, 10])):
         more = f"gamma={gamma}&slip={slip}&walls={'_'.join(map(str, walls))}"
-        visit(driver, f"room=1&epsilon=0.8&{more}")
+        visit(driver, f"room=grid&epsilon=0.8&{more}")
         best = value_iteration(gamma, slip, walls)
         cells = [cell for cell in range(15) if cell not in walls]
         found = np.array(run(driver, "module('grid').optimum(given[0], given[1])", gamma, slip))
@@ -382,7 +382,7 @@ def test_the_optimum_and_the_right_moves_equal_chapter_1s(show):
             assert len(find(driver, "#board .arrow")) == greedy[greedy.sum(1) < 4].sum()
             one(driver, "#grid_hundred").click()
         assert seen[-1] > seen[0]
-    visit(driver, "room=1&walls=11_14&gamma=1&slip=0.3")  # no way to the goal, and no discount
+    visit(driver, "room=grid&walls=11_14&gamma=1&slip=0.3")  # no way to the goal, and no discount
     assert (
         "−∞" in one(driver, ".optimum").text
         and "no move is right" in one(driver, "#grid_right").text
@@ -396,7 +396,7 @@ def test_a_move_on_the_grid_is_q_learnings_update(show):
     WebDriverWait(driver, 20).until(lambda d: int(one(d, "#grid_told").text.split()[0]) > 3)
     still = [{"name": "prefers-reduced-motion", "value": "reduce"}]
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": still})
-    visit(driver, "room=1&lang=en")
+    visit(driver, "room=grid&lang=en")
     assert one(driver, "#cell_3").accessible_name.startswith("cell 3, best value 0")
     for _ in range(30):
         one(driver, "#grid_step").click()
@@ -478,6 +478,215 @@ def test_the_crawl_waits_for_the_guess_and_stops_at_the_goal(show):
     assert (q > 0).sum() == 1 and run(driver, "module('grid').state.last.next") == 15
 
 
+PAYS = np.array([3.0, 2.0, 1.0])  # mean rewards of room 2
+KINDS = ("none", "group", "running")
+
+
+def log_prob_of(logits, actions, weights):
+    return (weights * jax.nn.log_softmax(logits)[actions]).mean()
+
+
+def over_every_batch(policy, samples, shift, baseline):
+    """Mean [3] and variance of REINFORCE's estimate, over all batches there are.
+
+    Rewards are 1 above or below their mean here. The page's normal noise has the same mean and
+    variance, and the estimate's variance depends on nothing else of it. `baseline`: None is the
+    group's mean.
+    """
+    outcomes = np.array(list(itertools.product(range(3), (-1, 1))))  # [6, 2]
+    batches = outcomes[list(itertools.product(range(6), repeat=samples))]  # [6 ** samples, N, 2]
+    actions = batches[..., 0]
+    rewards = PAYS[actions] + shift + batches[..., 1]
+    weights = rewards - (rewards.mean(axis=1, keepdims=True) if baseline is None else baseline)
+    gradient = jax.vmap(jax.grad(log_prob_of), (None, 0, 0))
+    estimates = np.float64(gradient(jnp.log(policy), actions, jnp.float32(weights)))
+    probability = (policy[actions] / 2).prod(axis=1)
+    average = probability @ estimates
+    return average, probability @ ((estimates - average) ** 2).sum(axis=1)
+
+
+def test_the_closed_forms_of_the_noise_count_every_batch(show):
+    driver = show("bandit")
+    closed_form = "module('bandit').closedForm(given[0], given[1], given[2], 2.5)"
+    for policy, samples, shift in (
+        ([0.2, 0.4, 0.4], 1, 0),
+        ([0.2, 0.4, 0.4], 2, 10),
+        ([0.7, 0.1, 0.2], 4, 3),
+    ):
+        for kind, baseline in (("none", 0), ("group", None), ("running", 2.5)):
+            expected = over_every_batch(np.array(policy), samples, shift, baseline)
+            found = run(driver, closed_form, policy, dict(samples=samples, shift=shift), kind)
+            # float32 gradients of rewards below 20
+            np.testing.assert_allclose(found["average"], expected[0], rtol=0, atol=1e-5)
+            assert found["variance"] == pytest.approx(expected[1], rel=1e-5, abs=1e-9)
+            slope = jax.grad(lambda x: jax.nn.softmax(x) @ PAYS)(jnp.log(np.array(policy)))
+            np.testing.assert_allclose(found["gradient"], slope, rtol=0, atol=1e-6)
+
+
+def dots_of(driver, kind):
+    """Where the dots [n, 2] and the cross [2] are in a picture of room 2, and how many are
+    outside.
+    """
+    read = """const picture = document.getElementById(`dots_${arguments[0]}`);
+    const all = (selector) => [...picture.querySelectorAll(selector)];
+    return [all(".dot").map((e) => [e.cx.baseVal.value, e.cy.baseVal.value]),
+      all(".exact")[0].getAttribute("d"), all(".above").length]"""
+    dots, cross, outside = driver.execute_script(read, kind)
+    start = [float(x) for x in re.findall(r"-?[\d.]+", cross)]  # M left,middle h14 M middle,top v14
+    return np.array(dots), np.array([start[3], start[1]]), outside
+
+
+def spread(estimates):
+    """The variance of estimates [M, 3], as chapter 3 measures it, and its standard error."""
+    found = load("3_Pendulum", "gradient_variance").spread_of(np.array(estimates))
+    return found["trace"], found["trace_error"]
+
+
+@pytest.mark.parametrize("given", ["samples=8", "samples=8&shift=10", "samples=2&start=0.6"])
+def test_the_variance_told_is_that_of_the_dots(show, given):
+    driver = show("bandit", more=f"&{given}")
+    settings = run(driver, "module('bandit').settings")
+    estimates = run(driver, "module('bandit').estimatesOf(module('bandit').settings)")
+    policy = [settings["start"], *[(1 - settings["start"]) / 2] * 2]
+    seen = {}
+    for kind in KINDS:
+        dots, cross, outside = dots_of(driver, kind)
+        exact = run(
+            driver,
+            "module('bandit').closedForm(given[0], given[1], given[2], given[3])",
+            *(policy, settings, kind, estimates["b"]),
+        )
+        points = np.array(estimates[kind])
+        seen[kind], error = spread(points)
+        shown = numbers_in(one(driver, f"[data-baseline={kind}] .formula").text)
+        share = 100 * (1 - (kind == "group") / settings["samples"])
+        told = [seen[kind], exact["variance"], share, outside]
+        assert shown == pytest.approx(told, abs=0.00051)  # three decimals are shown
+        assert abs(seen[kind] - exact["variance"]) < 4 * error
+        assert len(dots) + outside == len(points) == 200
+        if outside == 0:  # a plane loses no length: all distances from the cross have one scale
+            away = np.linalg.norm(points - exact["gradient"], axis=1)
+            pixels = np.linalg.norm(dots - cross, axis=1)
+            scale = pixels.sum() / away.sum()
+            # 0.01 pixels of a dot and of the cross in each direction
+            np.testing.assert_allclose(pixels, scale * away, rtol=0, atol=0.03)
+    size, times = numbers_in(one(driver, "#bandit_told").text)[:3:2]
+    slope = jax.grad(lambda x: jax.nn.softmax(x) @ PAYS)(jnp.log(np.array(policy)))
+    assert size == pytest.approx(float(np.linalg.norm(slope)), abs=0.0051)
+    # one decimal
+    assert times == pytest.approx(seen["none"] / seen["running"], abs=0.051)
+
+
+def test_a_constant_moves_only_what_has_no_baseline(show):
+    driver = show("bandit")
+    drawn = """return Object.fromEntries([...document.querySelectorAll("[id^=dots_], [id^=runs_]")]
+      .map((e) => [e.id, e.outerHTML]))"""
+    read = lambda: {  # noqa: E731
+        name: [float(x) for x in re.findall(r"-?\d+(?:\.\d+)?", drawing)]
+        for name, drawing in driver.execute_script(drawn).items()
+    }
+    estimates = "module('bandit').estimatesOf(module('bandit').settings)"
+    before, old = read(), run(driver, estimates)
+    turn(driver, "shift", 10)
+    after, new = read(), run(driver, estimates)
+    # where rounding falls the other way: the last of one decimal
+    same = {name for name in before if after[name] == pytest.approx(before[name], abs=0.101)}
+    assert same == {f"{what}_{kind}" for what in ("dots", "runs") for kind in KINDS[1:]}
+    moved = np.linalg.norm(np.subtract(new["none"], old["none"]), axis=1).max()
+    variances = [spread(found["none"])[0] / spread(found["running"])[0] for found in (new, old)]
+    told = numbers_in(one(driver, "#bandit_told").text)[2:]
+    assert told == pytest.approx([variances[0], 10, variances[1], moved, 0], abs=0.051)
+    assert moved > 3 and variances[0] > 20 * variances[1]
+
+
+def ends_of(driver, kind):
+    """π(A) at the end of each run, read from the thin lines."""
+    read = """return [...document.querySelectorAll(`#runs_${arguments[0]} .thin`)]
+      .map((e) => [...e.points].at(-1).y)"""
+    return (94 - np.array(driver.execute_script(read, kind))) / 88
+
+
+@pytest.mark.parametrize("given", ["samples=8", "shift=10&samples=3&rate=0.3"])
+def test_training_with_each_baseline_equals_jaxs(show, given):
+    """On the page's own uniform numbers, by jax.grad."""
+    driver = show("bandit", more=f"&{given}")
+    settings = run(driver, "module('bandit').settings")
+    samples = settings["samples"]
+    uniforms = run(
+        driver,
+        "((next) => Array.from({length: given[1]}, next))(module('grpo').random(0, 201, given[0]))",
+        *(7, 3 * samples * 101),
+    )
+    drawn, radius, angle = np.reshape(uniforms, (101, samples, 3)).transpose(2, 0, 1)
+    normal = np.sqrt(-2 * np.log(1 - radius)) * np.cos(2 * np.pi * angle)  # [101, N]
+    gradient = jax.jit(jax.grad(log_prob_of))
+    for kind in KINDS:
+        logits, running = np.log([0.2, 0.4, 0.4]), None
+        expected = []
+        for step in range(101):
+            policy = np.exp(logits) / np.exp(logits).sum()
+            expected.append(policy[0])
+            # the first batch is only looked at, by the same policy as the second
+            actions = (drawn[step][:, None] >= policy.cumsum()[:2]).sum(axis=1)
+            rewards = PAYS[actions] + settings["shift"] + normal[step]
+            if step > 0:
+                baseline = {"none": 0, "group": rewards.mean(), "running": running}[kind]
+                slope = gradient(logits, actions, rewards - baseline)
+                logits = logits + settings["rate"] * np.float64(slope)
+            running = rewards.mean() if step == 0 else 0.9 * running + 0.1 * rewards.mean()
+        found = run(
+            driver,
+            "module('bandit').trainOnce(given[0], module('bandit').settings, given[1])",
+            *(kind, 7),
+        )
+        # 100 steps of float32 gradients; a sample that falls to another action would show
+        np.testing.assert_allclose(found[:-1], expected[1:], rtol=0, atol=1e-3)
+    ends = [ends_of(driver, kind) for kind in KINDS]
+    told = numbers_in(one(driver, "#bandit_learned").text)
+    found = [int((x > 0.9).sum()) for x in ends]
+    assert told == [100, 90, found[0], 20, *found[1:], 10, int((ends[0] < 0.1).sum())]
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_what_the_baselines_missions_say_is_what_is_shown(show, lang):
+    driver = show("bandit", lang=lang)
+    b = run(driver, "module('bandit').estimatesOf(module('bandit').settings).b")
+    policy = np.array([0.2, 0.4, 0.4])
+    # With a baseline from outside the batch, N samples have 1 / N of the variance of one.
+    plain, shifted, held = (
+        over_every_batch(policy, 1, shift, baseline)[1] / 8
+        for shift, baseline in ((0, 0), (10, 0), (10, b + 10))
+    )
+    needed = int(np.ceil(8 * shifted / held))
+    ends = {}
+    for name, more in (("large", "shift=10"), ("small", "shift=10&rate=0.1")):
+        visit(driver, f"room=bandit&lang={lang}&{more}")
+        ends[name] = {kind: ends_of(driver, kind) for kind in KINDS}
+    lost = {name: int((found["none"] < 0.1).sum()) for name, found in ends.items()}
+    end = [
+        ends[name][kind].mean()
+        for name, kind in (("large", "none"), ("small", "none"), ("large", "running"))
+    ]
+    expected = {
+        "plus_ten": [plain, shifted, 10, lost["large"], 20, 10, 100, 10],
+        "samples": [1, 64, shifted / 8, needed, held],
+        "small": [0.5, 10, lost["large"], 20, 0.1, lost["small"], *end, shifted, 0.5],
+        "alone": [0, 1, 50, 87.5],
+    }
+    for mission, numbers in expected.items():
+        one(driver, f"#mission_{mission}").click()
+        guesses = find(driver, "#mission [id^=guess_]")
+        offered = [numbers_in(guess.text) for guess in guesses]
+        guesses[0].click()
+        found = sorted(numbers_in(one(driver, "#mission .why").text))
+        # two decimals, and a line's tenth of a pixel
+        assert found == pytest.approx(sorted(numbers), abs=0.0061), mission
+        if mission == "plus_ten":
+            assert offered[1] == [round(shifted / plain)]
+        if mission == "samples":
+            assert offered == [[16], [64], [needed]]
+
+
 def test_updates_on_one_batch_equal_jaxs(show):
     """The figure of the lucky draw, and how many answers of A, B and C still push."""
     driver = show("clip")
@@ -485,7 +694,7 @@ def test_updates_on_one_batch_equal_jaxs(show):
         policies, advantage = updates_on_one_batch(clip, beta, lucky)
         ratio = policies[-1] / OLD
         promised = (ratio[ACTION] * advantage).mean()
-        visit(driver, f"room=2&lang=en&clip={clip}&beta={beta}&lucky={lucky}")
+        visit(driver, f"room=clip&lang=en&clip={clip}&beta={beta}&lucky={lucky}")
         shown = numbers_in(one(driver, "#passes_told").text)
         assert shown[:2] == pytest.approx([promised, (policies[-1] - OLD) @ WORTH], abs=0.0051)
         held = (advantage > 0) & (ratio[ACTION] > 1.2) | (advantage < 0) & (ratio[ACTION] < 0.8)
@@ -763,7 +972,7 @@ def test_a_training_stops_goes_on_and_is_reset(show):
         and one(driver, "#model_own").is_enabled()
     )
     # as a reload does: the training is kept, and goes on as if nothing had been
-    visit(driver, "room=4")
+    visit(driver, "room=train")
     WebDriverWait(driver, 60).until(
         lambda d: progress(d) == stopped and not one(d, "#answers").is_enabled()
     )
@@ -776,7 +985,7 @@ def test_a_training_stops_goes_on_and_is_reset(show):
         alert.dismiss()
         assert progress(driver) == stopped and "mission" not in address_of(driver)
         assert run(driver, "module('train').settings.answers") == 2
-    visit(driver, "room=4&lang=en&updates=3")
+    visit(driver, "room=train&lang=en&updates=3")
     WebDriverWait(driver, 20).until(lambda d: f"{stopped} steps" in one(d, "#train_told").text)
     one(driver, "#train_go").click()
     driver.switch_to.alert.dismiss()
@@ -808,7 +1017,7 @@ def test_settings_change_on_the_way_and_weights_are_kept_often(show):
     assert len(find(driver, ".curves svg")) * 2 == len(find(driver, ".curves .mark"))
     one(driver, "#train_go").click()
     WebDriverWait(driver, 120).until(lambda d: progress(d) >= stopped + 6)
-    visit(driver, "room=4&lang=en")  # without a stop
+    visit(driver, "room=train&lang=en")  # without a stop
     WebDriverWait(driver, 60).until(lambda d: progress(d) > stopped)
     assert run(driver, "module('train').training.run.beta") == 0.3
     rows, shown = run(driver, "[module('train').training.log, module('train').training.shown]")
@@ -829,7 +1038,7 @@ def test_the_note_on_silent_groups_says_what_was_measured(show):
     log = [dict(silent=0.1, moved=0.1)] * 10 + [dict(silent=0.95, moved=0.14)] * 10
     told = "module('train').silentTold({log: given[0], run: {beta: given[1]}})"
     for lang in ("en", "zh"):
-        visit(driver, f"room=2&lang={lang}")
+        visit(driver, f"room=clip&lang={lang}")
         said = run(driver, told, log, 0)
         assert numbers_in(said)[:4] == [10, 95, 0.14, 10]
         assert "0.10" in said and run(driver, told, log, 0.1) == ""
@@ -895,14 +1104,14 @@ def test_each_room_on_a_phone_and_on_a_desk(show, room):
             assert driver.execute_script(reached), width
         if room == "clip":
             look_like(driver, 390, 844, phone=True)
-            visit(driver, f"room=2&lang={lang}")  # three parts are folded
+            visit(driver, f"room=clip&lang={lang}")  # three parts are folded
             height = driver.execute_script("return document.documentElement.scrollHeight")
             assert height < 3 * 844 and len(find(driver, ".part[open]")) == 1
             look_like(driver, 1280, 844, phone=False)
-            visit(driver, f"room=2&lang={lang}")
+            visit(driver, f"room=clip&lang={lang}")
             assert len(find(driver, ".part[open]")) == 4
     one(driver, f"#tab_{room}").send_keys(Keys.ARROW_RIGHT)
-    after = ROOMS[(ROOMS.index(room) + 1) % 4]
+    after = ROOMS[(ROOMS.index(room) + 1) % len(ROOMS)]
     WebDriverWait(driver, 20).until(lambda d: find(d, f'#tab_{after}[aria-selected="true"]:focus'))
 
 
@@ -918,7 +1127,7 @@ def test_the_address_holds_what_is_set(show):
     turn(driver, "slip", 0.3)
     one(driver, "#language").click()
     assert "暫停" in one(driver, "#grid_run").text  # it runs on
-    expected = dict(room="1", lang="zh", theme="dark", walls="14", gamma="0.9", slip="0.3")
+    expected = dict(room="grid", lang="zh", theme="dark", walls="14", gamma="0.9", slip="0.3")
     assert address_of(driver) == expected
     driver.refresh()
     assert address_of(driver) == expected and "網格" in one(driver, "#tab_grid").text
@@ -929,11 +1138,11 @@ def test_the_address_holds_what_is_set(show):
     assert (
         run(driver, world)["walls"] == [14] and run(driver, "module('grid').state.episodes") >= 100
     )
-    visit(driver, "room=1&walls=11_11_5.5&speed=2.5")
+    visit(driver, "room=grid&walls=11_11_5.5&speed=2.5")
     assert run(driver, world)["walls"] == [] and run(driver, world)["speed"] == 6
-    visit(driver, "room=1&walls=11_5_11")
+    visit(driver, "room=grid&walls=11_5_11")
     assert run(driver, world)["walls"] == [5, 11]
-    visit(driver, "room=2&step=3.7&passes=2.5&v2=&rewards=1_2_3")
+    visit(driver, "room=clip&step=3.7&passes=2.5&v2=&rewards=1_2_3")
     clip = run(driver, "module('clip').settings")
     assert clip["step"] == 1 and clip["passes"] == 20 and len(clip["rewards"]) == 8
     assert one(driver, "#gae_formula").text.startswith("A(t)")
@@ -956,7 +1165,7 @@ def test_missions_set_up_what_they_say(show, room):
         assert dict(parse_qsl(mission["sets"][0])).items() <= address_of(driver).items()
 
 
-@pytest.mark.parametrize("figure", ["crawl", "clip", "passes", "group", "gae"])
+@pytest.mark.parametrize("figure", ["crawl", "noise", "clip", "passes", "group", "gae"])
 def test_a_figure_stands_alone_in_a_page(show, figure, tmp_path):
     driver, outer = show("clip"), tmp_path / "page.html"
     script = (

@@ -4,6 +4,7 @@ folders.load.
 
 import fcntl
 import gc
+import hashlib
 import os
 import shutil
 import signal
@@ -58,24 +59,27 @@ def empty_folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory):
-    """The folder of a finished run of short_runs.SHORT, with run/ and said.txt; copy it to change
-    it.
+def finished_run(tmp_path_factory):
+    """A function of constants: the folder of a finished run with them, with run/ and said.txt.
 
-    Made once for all files and workers.
+    Each run is made once for all files and workers. Copy it to change it.
     """
     import short_runs
 
     base = tmp_path_factory.getbasetemp()
     base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    folder = base / "finished"
-    with open(base / "finished.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "said.txt").exists():  # which is written last
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-            short_runs.run_here(folder, *short_runs.SHORT)
-    return folder
+
+    def run_once(*constants):
+        folder = base / f"finished_{hashlib.sha256(repr(constants).encode()).hexdigest()}"
+        with open(f"{folder}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / "said.txt").exists():  # which is written last
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                short_runs.run_here(folder, *constants)
+        return folder
+
+    return run_once
 
 
 @pytest.fixture(scope="module")

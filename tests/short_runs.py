@@ -11,131 +11,67 @@ import socket
 import subprocess
 import sys
 import time
-import tomllib
 from concurrent import futures
 from pathlib import Path
 
 import settings
 
 SCRIPT = settings.HERE / "grpo_llama3_1_8b_demo.py"
-SHORT = [
-    "NUM_BATCHES=8",
-    # not the defaults: once on a batch, and a rate at which 8 steps change the answers
-    "NUM_ITERATIONS=1",
-    "LEARNING_RATE=1e-3",
-    "BATCH_SIZE=4",
-    "NUM_GENERATIONS=4",
-    "NUM_TEST_QUESTIONS=16",
-    "SAVE_INTERVAL_STEPS=2",
-    "EVAL_EVERY=4",
-    "EVAL_QUESTIONS=8",
-    "LOG_ANSWERS_EVERY=2",
-    "EVAL_CONFIG=liberal",  # the same program as in training, at another temperature
-]
 HANGS = 900  # seconds; only against a process that never ends
 
-# which runs can differ in
-CONSTANTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-
-
-def taken_again(make, name_of):
-    """`make` of a model or an engine, but the second of a name is the first, all of it as it was
-    then.
-
-    To trace and lower its programs, and to read them back compiled, is two thirds of a short run.
-    `name_of` the arguments: None means anew.
-    """
-    import jax
-    import numpy as np
-    from flax import nnx
-
-    made = {}
-
-    def take(*arguments):
-        name = name_of(*arguments)
-        if name not in made or name is None:
-            new = make(*arguments)
-            engine = getattr(new, "rollout", new)
-            weights = nnx.state(engine.model(), nnx.Param)
-            # the first update gives the arrays themselves away
-            copies = jax.tree.map(np.array, weights)
-            made[name] = (
-                new,
-                copies,
-                jax.tree.map(lambda x: x.sharding, weights),
-                dict(vars(engine)),
-            )
-            return new
-        new, copies, places, attributes = made[name]
-        engine = getattr(new, "rollout", new)
-        nnx.update(engine.model(), jax.tree.map(jax.device_put, copies, places))
-        vars(engine).update(attributes)
-        return new
-
-    return take
-
-
-def kept(make, name_of):
-    """`make`, but of arguments with the same name it returns what it returned."""
-    made = {}
-
-    def take(*arguments, **more):
-        name = name_of(*arguments, **more)
-        if name not in made:
-            made[name] = make(*arguments, **more)
-        return made[name]
-
-    return take
+# of an engine; of itself they read nothing but what follows from the arguments it's made of
+TRACED = ("_prefill", "_spread", "_decode", "_first", "_next")
 
 
 def share_programs(patch):
-    """Runs and engines of this process that have the same model and the same sizes share them."""
+    """Runs and engines of this process share what JAX has traced for equal arguments.
+
+    To trace and lower its programs, and to read them back compiled, is most of a short run. Only
+    results for *all* the same arguments are shared, so a run has the programs that it would have
+    traced itself. It loads its own weights, and keeps its own state.
+    """
+    from flax import nnx
+
     import grpo_llama3_1_8b_demo as demo
-    import grpo_variants
-    from constants import Variants
     from model import llama
-    from model.llm import Llm
-    from run import start, trained
+    from model.rollout import MaxTextRollout
 
-    read = kept(llama.pyconfig.initialize, lambda *a, **more: repr((a, sorted(more.items()))))
-    patch.setattr(llama.pyconfig, "initialize", read)
+    configs, structures, engines = {}, {}, {}
+    read_config, read_model = llama.pyconfig.initialize, llama.load_llama
+    make_engine = MaxTextRollout.__init__
 
-    def name(c, folder, beside, *more):
-        if vars(c).get("LORA_RANK"):  # the reference shares its weights
-            return None
-        seen = {name: value for name, value in vars(c).items() if name not in CONSTANTS[beside]}
-        return folder.resolve(), *more, *seen.items()
+    def initialize(*arguments, **changes):
+        key = repr((arguments, sorted(changes.items())))
+        if key not in configs:
+            configs[key] = read_config(*arguments, **changes)
+        return configs[key]
 
-    take = taken_again(start.load_llm, lambda c, folder, *_: name(c, folder, "beside_the_model"))
+    def load_llama(folder, hf, config, pad_id, devices=None):
+        model, mesh = read_model(folder, hf, config, pad_id, devices)
+        structure, weights = nnx.split(model)
+        # equal ones are compared by the objects in them, such as the config's functions
+        key = id(config), repr((hf, pad_id, devices))
+        return nnx.merge(structures.setdefault(key, structure), weights), mesh
 
-    def load_llm(c, *more):
-        made = take(c, *more)
-        return Llm(
-            c, made.actor, made.reference, made.rollout, made._how, made.mesh, made._axis_rules
-        )
-
-    patch.setattr(start, "load_llm", load_llm)
-
-    # `update` takes both as static arguments: other objects of the same constants would be traced
-    # anew.
-    steps, method = CONSTANTS["of_the_optimizer"], ("EPSILON", *Variants.__dataclass_fields__)
-    for module, function, names in (
-        (demo, "make_optimizer", steps),
-        (grpo_variants, "choose", method),
+    def __init__(
+        self, actor, tokenizer, mesh, how, *, maxtext_config, hf, prompt_config=None, **options
     ):
-        key = functools.partial(
-            lambda names, c, *more: tuple(getattr(c, name) for name in names), names
-        )
-        patch.setattr(module, function, kept(getattr(module, function), key))
+        made_of = dict(maxtext_config=maxtext_config, hf=hf, prompt_config=prompt_config, **options)
+        make_engine(self, actor, tokenizer, mesh, how, **made_of)
+        if options.get("merge"):  # LoRA
+            return
+        tokens = tokenizer.pad_id(), tokenizer.eos_ids
+        # equal configs are one object, which `configs` keeps
+        ids = id(maxtext_config), id(prompt_config)
+        key = mesh, ids, repr((tokens, how, hf, options))
+        traced = engines.setdefault(key, {name: getattr(self, name) for name in TRACED})
+        vars(self).update(traced)
 
-    def engine(c, tokenizer, count, checkpoint=None):
-        trained_with = checkpoint.constants if checkpoint else {}
-        if trained_with.get("LORA_RANK"):
-            return None
-        folder, clip = settings.find_path(c.MODEL), trained_with.get("LOGITS_CLIP", 0.0)
-        return name(c, folder, "beside_the_engine", min(c.BATCH_SIZE, count), clip)
-
-    patch.setattr(trained, "make_rollout", taken_again(trained.make_rollout, engine))
+    patch.setattr(llama.pyconfig, "initialize", initialize)
+    patch.setattr(llama, "load_llama", load_llama)
+    patch.setattr(MaxTextRollout, "__init__", __init__)
+    # `update` takes it as a static argument, and another object would be traced anew
+    patch.setattr(demo, "make_optimizer", functools.cache(demo.make_optimizer))
 
 
 def run_here(folder, *arguments):

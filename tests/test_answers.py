@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 from flax import nnx
 from hostile import HOSTILE
-from short_runs import SHORT
 from test_load_llama import LOG_PROB
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import grpo_llama3_1_8b_demo as demo
 import inference
 import reward_func
+import settings
 from model import llama
-from run import answers, checkpoints, start
+from model.llm import load_llm
+from run import answers, checkpoints
 from run.run_files import read_log
 from settings import HERE
 from task.grading import format_ok, grade, last_number
@@ -25,41 +26,31 @@ from task.run_grader import course_rewards
 
 G, STEPS = 4, 4
 KEPT = [1, 3, 4]  # the first, every third, the last
-ARGUMENTS = [
-    *SHORT,
-    f"NUM_BATCHES={STEPS}",
-    "LOG_ANSWERS_EVERY=3",
-    "SAVE_INTERVAL_STEPS=1",
-    "MAX_TO_KEEP=20",
-    "LEARNING_RATE=5e-4",
-    "TEMPERATURE_END=0.6",
-    "EVAL_EVERY=0",
-    "NUM_ITERATIONS=2",
-    "ZERO_VARIANCE_GROUPS=refill",
-    "MASK_OVERLONG=True",
-    "TOTAL_GENERATION_STEPS=13",
-]
+ARGUMENTS = (
+    f"NUM_BATCHES={STEPS} BATCH_SIZE=4 NUM_GENERATIONS={G} TOTAL_GENERATION_STEPS=13 "
+    "NUM_ITERATIONS=2 LEARNING_RATE=5e-4 TEMPERATURE_END=0.6 ZERO_VARIANCE_GROUPS=refill "
+    "MASK_OVERLONG=True SAVE_INTERVAL_STEPS=1 MAX_TO_KEEP=20 LOG_ANSWERS_EVERY=3 "
+    "EVAL_EVERY=0 NUM_TEST_QUESTIONS=16 EVAL_CONFIG=liberal"
+).split()
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """The folder of a run with a checkpoint of each step, and its language model."""
-    folder, load_llm, made = tmp_path_factory.mktemp("answers") / "run", start.load_llm, []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(start, "load_llm", lambda *given: made.append(load_llm(*given)) or made[0])
-        demo.main([*ARGUMENTS, f"RUN_DIR={folder}"])
-    return folder, made[0]
+    """The folder of a run with a checkpoint of each step."""
+    folder = tmp_path_factory.mktemp("answers") / "run"
+    demo.main([*ARGUMENTS, f"RUN_DIR={folder}"])
+    return folder
 
 
 @pytest.fixture(scope="module")
 def rows(run):
-    return [json.loads(line) for line in (run[0] / "answers.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (run / "answers.jsonl").read_text().splitlines()]
 
 
 def test_the_chosen_steps_are_kept_with_all_answers(run, rows):
     assert [row["step"] for row in rows] == [step for step in KEPT for _ in range(4)]
     assert all(len(row["completions"]) == G for row in rows)
-    drawn = [row["answers"] for row in read_log(run[0] / "train_log.csv") if row["step"] in KEPT]
+    drawn = [row["answers"] for row in read_log(run / "train_log.csv") if row["step"] in KEPT]
     assert max(drawn) > 4 * G  # some groups are those of a refill
 
 
@@ -109,9 +100,10 @@ def test_tokens_and_their_texts_are_the_answer_to_the_question_and_the_masked_on
 
 def test_log_probs_are_those_of_the_checkpoints_before_and_after_the_step(run, rows):
     """Prompt and answer are at the left here, where training has the prompt's padding."""
-    folder, llm = run
-    c, *_ = inference.read_arguments([f"CHECKPOINT={folder}"])
-    tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
+    c, *_ = inference.read_arguments([f"CHECKPOINT={run}"])
+    folder, hf = llama.fetch_model("tiny_llama")
+    tokenizer = llama.load_tokenizer(folder)
+    llm = load_llm(settings.read(demo.Constants, ARGUMENTS), folder, hf, tokenizer)
     forward = nnx.jit(type(llm.actor).__call__)
     mine = inference.add_prompts(c, [row for row in rows if row["step"] == STEPS], tokenizer)
     asked = [
@@ -130,7 +122,7 @@ def test_log_probs_are_those_of_the_checkpoints_before_and_after_the_step(run, r
         ("log_prob_after", STEPS),
     ):
         if step:
-            with checkpoints.open_manager(str(folder / "checkpoints")) as manager:
+            with checkpoints.open_manager(str(run / "checkpoints")) as manager:
                 nnx.update(llm.actor, checkpoints.restore(manager, step, llm.params)[0])
         model, segments = llm.actor if step else llm.reference, (tokens != 0).astype(np.int32)
         logits, _ = forward(model, tokens, positions, None, None, decoder_segment_ids=segments)

@@ -3,13 +3,33 @@
 import shutil
 
 import pytest
-from short_runs import SHORT, finish, free_port, run_here, start, wait_for
+from short_runs import finish, free_port, run_here, start, wait_for
 
 import grpo_llama3_1_8b_demo as demo
 from run import checkpoints
 from run import start as starting
 from run.run_files import read_log, read_object
 from settings import UserError
+
+SHORT = [  # a run of seconds
+    "NUM_BATCHES=8",
+    "BATCH_SIZE=4",
+    "NUM_GENERATIONS=4",
+    "NUM_ITERATIONS=1",
+    "LEARNING_RATE=1e-3",
+    "SAVE_INTERVAL_STEPS=2",
+    "EVAL_EVERY=4",
+    "EVAL_QUESTIONS=8",
+    "NUM_TEST_QUESTIONS=16",
+    "LOG_ANSWERS_EVERY=2",
+    "EVAL_CONFIG=liberal",
+]
+
+
+@pytest.fixture(scope="module")
+def finished(finished_run):
+    """The folder of a finished run, with run/ and said.txt; copy it to change it."""
+    return finished_run(*SHORT)
 
 
 def assert_ends_alike(finished, folder):
@@ -56,7 +76,7 @@ def test_a_whole_run_ends_in_a_new_bucket_as_on_a_disk(bucket, finished, empty_f
     assert "report: run/report.md" in said
     there = {*bucket.names(f"{address}/run")}
     assert there > {"after.json", "report.html", "8/commit_success.txt", "8/weights/manifest.ocdbt"}
-    assert checkpoints.saved(f"{address}/run") == [2, 4, 6, 8]
+    assert checkpoints.saved_steps(f"{address}/run") == [2, 4, 6, 8]
     assert_ends_alike(finished, empty_folder)
 
 
@@ -81,7 +101,7 @@ def test_killed_in_its_first_save_and_in_its_second_a_run_ends_as_if_nothing_had
         bucket.release()
         step = upload.partition("/")[0]
         assert any(name.startswith(step) for name in bucket.names(f"{address}/run"))
-    assert checkpoints.saved(f"{address}/run") == [2]
+    assert checkpoints.saved_steps(f"{address}/run") == [2]
     assert "going on after step 2 of 8" in finish(begin("third"))
     assert_ends_alike(finished, tmp_path / "third")
 

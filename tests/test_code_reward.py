@@ -197,15 +197,22 @@ def test_plain_data_come_back_as_they_were_returned(kind):
     assert [text for text, passed in zip(RETURNED, verdicts, strict=True) if not passed] == []
 
 
+NEEDY = [
+    "a class",
+    "much input",
+    "threads and asyncio",
+    "the standard library",
+    "deep recursion",
+    "a stale result is not tested again",
+    "each program starts in an empty folder",
+    "a program has no capabilities",
+]
+
+
 # All run under the best protection; those that need the most of it, under every other, too.
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [
-        (kind, name)
-        for kind in KINDS
-        for name in HONEST
-        if kind == KINDS[0] or name in CASES["NEEDY"]
-    ],
+    [(kind, name) for kind in KINDS for name in HONEST if kind == KINDS[0] or name in NEEDY],
 )
 def test_a_program_earns_the_share_of_tests_that_it_passes(kind, name, under, monkeypatch):
     under(kind)
@@ -231,7 +238,47 @@ def test_a_completion_is_searched_for_its_last_program():
 
 
 @pytest.mark.parametrize(
-    ("tests", "words"), CASES["tests_that_cannot_be_read_are_an_error_not_a_zero"]
+    ("tests", "words"),
+    [
+        ("", "no assert"),
+        ("assert f(1) == g(1)", "entry_point='f"),
+        ("x = 1", "no assert"),
+        ("assert (", "not valid Python"),
+        ("[1, 2", "not JSON"),
+        ([], "must be assert statements, or pairs"),
+        ([["1"]], "must be assert statements, or pairs"),
+        ([{"input": "1"}], "must be assert statements, or pairs"),
+        ({"inputs": ["1"], "outputs": []}, "must be assert statements, or pairs"),
+        ("def check(candidate):\n    assert candidate(1) == 1", "entry_point"),
+        ("assert isclose(sqrt(4), 2)", "which of isclose, sqrt is the answer's"),
+        ("assert sum([1, 2]) == 3", "no name in it is the answer's;"),
+        ("assert encode(1) == decode(2)", "which of decode, encode is the answer's"),
+        ("assert f(1) == np.pi", "which of f, np is the answer's"),
+        ("assert f(T(1)) == 1", "which of T, f is the answer's"),
+        (
+            "from solution import f\nassert f(1) == approx(3) + np.pi",
+            "approx, np is neither defined",
+        ),
+        ("import numpy as np\nassert f(1) == np.pi", "'import numpy as np': tests have"),
+        (
+            "def test_it():\n    from pytest import approx\n    assert f(1)",
+            "'from pytest import approx'",
+        ),
+        ("from . import g\nassert f(1)", "'from . import g'"),
+        ("from math import *\nassert gcd(4, 6) == 2", "import its names one by one"),
+        (
+            "from solution import f\ndef f(x):\n    return 1\nassert f(1) == 1",
+            "no assert statement uses the answer",
+        ),
+        (
+            "from solution import f\nassert True\nassert 1 + 1 == 2",
+            "no assert statement uses the answer",
+        ),
+        (
+            "from solution import f\nx = f(1)\ndef ok(y):\n    assert y\nok(1)",
+            "no assert statement uses",
+        ),
+    ],
 )
 def test_tests_that_cannot_be_read_are_an_error_not_a_zero(tests, words):
     with pytest.raises(ValueError, match=words) as error:
@@ -242,14 +289,41 @@ def test_tests_that_cannot_be_read_are_an_error_not_a_zero(tests, words):
 
 
 @pytest.mark.parametrize(
-    ("tests", "entry_point", "names"), CASES["names_are_the_answers_or_the_librarys"]
+    ("tests", "entry_point", "names"),
+    [
+        ("assert gcd(4, 6) == 2", "", {"gcd": "gcd"}),
+        ("assert gcd(4, 6) == f(2)", "", {"f": "f"}),
+        ("assert add(1, 2) == 3 and operator.add(1, 2) == 3", "", {"add": "add"}),
+        ("assert sum([1]) == max(1, 1)", "sum", {"sum": "sum"}),
+        ("assert time.time() > f(1) > date.min", "", {"f": "f"}),
+        ("assert f(Fraction(1)) == mean([1])", "", {"f": "f"}),
+        ("from answer import add as plus\nassert plus(1, 2) == 3", "", {"plus": "add"}),
+        ("from solution import *\nassert f(1) == 1", "", {"f": "f"}),
+        ("def check(f):\n    assert f(1) == g(1)\ncheck(g)", "", {"g": "g"}),
+        ("def check(f):\n    assert f([1]) == sum([1])", "sum", {"f": "sum"}),
+        ("def check(f):\n    assert f(4, 6) == gcd(4, 6)", "gcd", {"f": "gcd"}),
+        ("from solution import f, g\nassert f(1) == 1", "", {"f": "f"}),
+        ("def g(x):\n    return f(x)\ndef check(h):\n    assert h(1)\ncheck(g)", "", {"f": "f"}),
+    ],
 )
 def test_names_are_the_answers_or_the_librarys(tests, entry_point, names):
     assert read_statements(tests, entry_point or None)[1] == names
 
 
 @pytest.mark.parametrize(
-    ("tests", "counted"), CASES["what_does_not_depend_on_the_answer_is_no_test"]
+    ("tests", "counted"),
+    [
+        ("assert True\nassert f(1) == 1", [False, True]),
+        ("x = f([])\nassert x == 1\ny = 1\nassert y == 1", [False, True, False, False]),
+        ("x = []\nf(x)\nassert x == [1]", [False, False, True]),
+        ("def ok(x):\n    assert x\ny = ok(f(1))\nok(y)\nok(1)", [False, True, True, False]),
+        ("def g():\n    return f(1)\nassert g() == 1", [False, True]),
+        ("def g():\n    assert f(1) == 1\ng()", [False, True]),
+        (
+            "import math\nx = math.sqrt(f(4))\nassert math.pi > 3\nassert x == 2",
+            [False, False, False, True],
+        ),
+    ],
 )
 def test_what_does_not_depend_on_the_answer_is_no_test(tests, counted):
     statements, _ = read_statements(f"from solution import f\n{tests}")
@@ -260,15 +334,88 @@ def test_what_does_not_depend_on_the_answer_is_no_test(tests, counted):
 def test_nothing_that_an_answer_returns_stops_a_training(kind, under):
     """Each of these was an error that ended a run, or would be one where a type is forgotten."""
     under(kind)
-    returned, used = CASES["STRANGE"]["returned"], CASES["STRANGE"]["used"]
-    answer = f"{CASES['STRANGE']['answer']}\ndef f(i):\n    return [{', '.join(returned)}][i]"
+    returned = [
+        "memoryview(b'ab')",
+        "deque([1, 2])",
+        "(x for x in 'ab')",
+        "iter([1])",
+        "type",
+        "lambda: 1",
+        "len",
+        "sys",
+        "NotImplemented",
+        "...",
+        "array('i', [1])",
+        "object()",
+        "A()",
+        "float('nan')",
+    ]
+    used = [
+        "x[0:1]",
+        "x[0]",
+        "x.sort(key=lambda y: y)",
+        "''.join(x)",
+        "sorted(x)",
+        "len(x)",
+        "x + x",
+        "x == 1",
+        "bytes(x)",
+        "x.__class__.__name__",
+        "{x: 1}",
+        "f'{x:>5}'",
+        "x()",
+        "-x",
+        "next(x)",
+        "list(x)",
+    ]
+    answer = (
+        "import sys\n"
+        "from array import array\n"
+        "from collections import deque\n"
+        "class A:\n"
+        "    def __getitem__(self, key):\n"
+        "        raise MemoryError\n"
+        "def f(i):\n"
+        f"    return [{', '.join(returned)}][i]"
+    )
     tests = "\n".join(
         f"x = f({i})\nassert ({use}) == 'never'" for i in range(len(returned)) for use in used
     )
     assert compute_score(answer, tests) == 0.0
 
 
-@pytest.mark.parametrize("tests", CASES["PYTHON"])
+@pytest.mark.parametrize(
+    "tests",
+    [
+        (
+            "match f(3):\n"
+            "    case {'a': 1, **rest}:\n"
+            "        r = 0\n"
+            "    case [a, b]:\n"
+            "        r = a + b\n"
+            "assert r == 5"
+        ),
+        (
+            "match {'a': f(3)}:\n"
+            "    case {'b': c, **rest} | {'a': c, **rest}:\n"
+            "        assert c == [2, 3] and not rest"
+        ),
+        "match f(3):\n    case [a, *rest]:\n        pass\nassert rest == [3]",
+        "async def test_f():\n    assert f(3) == [2, 3]",
+        "async def check(candidate):\n    assert candidate(3) == [2, 3]",
+        "import asyncio\nasync def main():\n    assert f(3) == [2, 3]\nasyncio.run(main())",
+        "async def get():\n    return f(3)\nimport asyncio\nassert asyncio.run(get()) == [2, 3]",
+        "def same[T](x: T, y: T):\n    assert x == y\nsame(f(3), [2, 3])",
+        "type Pair = list[int]\nx: Pair = f(3)\nassert x == [2, 3]",
+        "if (n := f(3)):\n    assert n == [2, 3]",
+        (
+            "try:\n"
+            "    raise ValueError(f(3))\n"
+            "except ValueError as g:\n"
+            "    assert g.args == ([2, 3],)"
+        ),
+    ],
+)
 def test_what_python_accepts_is_a_test_and_still_tells_right_from_wrong(tests):
     if KINDS in ([], ["limits"]):
         pytest.skip("no isolation works on this machine")

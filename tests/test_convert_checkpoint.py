@@ -142,7 +142,7 @@ def test_what_a_run_trained_becomes_a_model():
     """
     first = nnx.to_pure_dict(nnx.state(load("tiny_llama")[0], nnx.Param))
     Path("run").mkdir()
-    Path("run/constants.json").write_text(json.dumps(settings.defaults(demo.Constants, "laptop")))
+    Path("run/constants.json").write_text(json.dumps(settings.defaults(demo.Constants, "small")))
     c, moments = settings.read(demo.Constants, []), optax.adamw(1e-3).init(first)
     with checkpoints.open_manager(str(Path("run/checkpoints").resolve())) as manager:
         for i in (9, 10):  # the latest is taken: by number, not by name

@@ -26,7 +26,7 @@ from tools import convert_checkpoint, pass_at_k
 STEPPED = [path for path in ROOT.glob("[1-5]_*/*.py") if "\n# %% Constants" in path.read_text()]
 SCRIPTS = [load(path.parent.name, path.stem) for path in STEPPED if path.parent != settings.HERE]
 OTHERS = [inference, convert_checkpoint, mesh_and_axis_rules, pass_at_k]  # scripts of folder 5
-COLUMNS = [settings.defaults(demo.Constants, column) for column in ("laptop", "tpu")]
+COLUMNS = [settings.defaults(demo.Constants, column) for column in ("small", "large")]
 
 
 @pytest.mark.parametrize("door", [ROOT / "README.md", ROOT / "README_ch.md"], ids=pages.name_of)
@@ -170,9 +170,9 @@ def test_every_command_names_a_script_and_constants_that_exist(page):
 @pytest.mark.parametrize("language", pages.LANGUAGES)
 @pytest.mark.parametrize("script", OTHERS, ids=lambda s: s.__name__)
 def test_folder_5s_other_scripts_have_the_constants_of_their_tables(script, language):
-    own = settings.defaults(script.Constants, "laptop")
+    own = settings.defaults(script.Constants, "small")
     if script is inference:  # those that it takes over from a run are named in a sentence
-        for name in (*inference.ASKING, *inspect.get_annotations(constants.Arrays)):
+        for name in (*inference.PROMPT_AND_LENGTHS, *inspect.get_annotations(constants.Arrays)):
             assert f"`{name}`" in pages.text(settings.HERE, language)
             del own[name]
     blocks = re.findall(r"(?:^\|.*\n)+", pages.text(settings.HERE, language), re.M)

@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import jax
@@ -19,16 +18,36 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 from etils import epath
-from short_runs import SHORT, load_weights
+from short_runs import load_weights
 
 import grpo_llama3_1_8b_demo as demo
 import inference
 import settings
-from run import checkpoints, process, run_folder, trained
+from run import checkpoints, process, run_folder, trained_model
 from run.run_files import checkpoint_at, read_log, read_object
 from settings import UserError
 from tools import convert_checkpoint as convert
 from tools import show_run
+
+SHORT = [  # a run of seconds
+    "NUM_BATCHES=8",
+    "BATCH_SIZE=4",
+    "NUM_GENERATIONS=4",
+    "NUM_ITERATIONS=1",
+    "LEARNING_RATE=1e-3",
+    "SAVE_INTERVAL_STEPS=2",
+    "EVAL_EVERY=4",
+    "EVAL_QUESTIONS=8",
+    "NUM_TEST_QUESTIONS=16",
+    "LOG_ANSWERS_EVERY=2",
+    "EVAL_CONFIG=liberal",
+]
+
+
+@pytest.fixture(scope="module")
+def finished(finished_run):
+    """The folder of a finished run, with run/ and said.txt; copy it to change it."""
+    return finished_run(*SHORT)
 
 
 @pytest.fixture
@@ -327,7 +346,7 @@ def test_a_field_of_another_type_in_run_json_is_as_good_as_lost(run, name):
         (run / "run.json").write_text(json.dumps(note | {name: value}))
         show_run.main(["run"])
         checkpoint = checkpoint_at(run, "CHECKPOINT")
-        trained.warn_if_model_changed("tiny_llama", checkpoint)
+        trained_model.warn_if_model_changed("tiny_llama", checkpoint)
         try:
             with run_folder.open_folder(settings.read(demo.Constants, [*SHORT, "RUN_DIR=run"])):
                 pass
@@ -355,7 +374,7 @@ def test_a_constant_of_another_type_is_one_line(run, name):
 @pytest.mark.parametrize("name", ["²", "٣", "notes", "2.orbax-checkpoint-tmp"])
 def test_a_folder_that_is_no_step_is_none(toy, name):
     (toy / name).mkdir()
-    assert checkpoints.saved(str(toy)) == [1, 2]
+    assert checkpoints.saved_steps(str(toy)) == [1, 2]
     assert newest(toy)[2]["beta"] == 2.0
     assert checkpoint_at(toy / name, "CHECKPOINT") is None
 
@@ -397,12 +416,12 @@ def write_checkpoint(root, whole=True):
 def begin(*arguments):
     """Opens a run's folder, as the main script does, and notes a checkpoint in it."""
     with run_folder.open_folder(settings.read(demo.Constants, [*SHORT, *arguments])) as run:
-        if not checkpoints.saved(run.checkpoints):
+        if not checkpoints.saved_steps(run.checkpoints):
             write_checkpoint(run.checkpoints)
             (run.logs / "before.json").touch()
             (run.logs / "tensorboard").mkdir()
             (run.logs / "tensorboard" / "events").touch()
-        run.keep()
+        run.update_run_json()
         return run
 
 
@@ -423,8 +442,8 @@ def test_half_a_checkpoint_in_a_bucket_never_counts_and_does_not_stop_the_run(bu
             settings.read(demo.Constants, [*SHORT, "RUN_DIR=a", f"CHECKPOINT_DIR={root}"])
         ) as run:
             write_checkpoint(run.checkpoints, whole=False)
-            run.keep()
-            assert checkpoints.saved(run.checkpoints) == [] and run.done == 0
+            run.update_run_json()
+            assert checkpoints.saved_steps(run.checkpoints) == [] and run.steps_done == 0
         shutil.rmtree("a")
     assert "saved" not in read_object(epath.Path(f"{root}/a/run.json"))
 
@@ -465,15 +484,16 @@ def test_a_run_finds_its_checkpoints_and_they_bring_its_files(name, kept, capsys
     happens(kept)
     capsys.readouterr()
     run = begin(arguments[0], f"RUN_DIR={folder}")
-    assert run.checkpoints.endswith(f"kept/{root}") and checkpoints.saved(run.checkpoints) == [4]
+    assert run.checkpoints.endswith(f"kept/{root}") and run.saved_steps == [4]
     note, others = (read_object(each.logs / "run.json") for each in (run, other))
     assert note["run_id"] == number != others["run_id"] and note["saved"] == 4
     assert {path.relative_to(folder) for path in Path(folder).rglob("*") if path.is_file()} == files
     assert ("taken over from" in capsys.readouterr().out) == ("lost" in name)
-    assert trained.place_of(checkpoint_at(Path(folder), "CHECKPOINT")) == (run.checkpoints, 4)
+    newest = trained_model.root_and_step(checkpoint_at(Path(folder), "CHECKPOINT"))
+    assert newest == (run.checkpoints, 4)
     if kept == "kept":  # a copy of the checkpoints' folder will do, too
         copy = Path(shutil.copytree(run.checkpoints, "copy")).resolve()
-        assert trained.place_of(checkpoint_at(copy, "CHECKPOINT")) == (str(copy), 4)
+        assert trained_model.root_and_step(checkpoint_at(copy, "CHECKPOINT")) == (str(copy), 4)
     with pytest.raises(UserError, match=r"^BATCH_SIZE=2: .* was started with 4"):
         begin(arguments[0], f"RUN_DIR={folder}", "BATCH_SIZE=2")
 
@@ -482,17 +502,67 @@ def test_runs_that_start_in_the_same_second_have_folders_of_their_own(empty_fold
     assert len({run_folder.new_folder("script") for _ in range(3)}) == 3
 
 
-NOT_ITS_OWN = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-
-
-@pytest.mark.parametrize("name", NOT_ITS_OWN)
-def test_a_run_never_begins_anew_over_what_there_is(name, empty_folder):
-    case = NOT_ITS_OWN[name]
-    arguments = ["RUN_DIR=a", *case["arguments"]]
+@pytest.mark.parametrize(
+    ("happens", "arguments", "said"),
+    [
+        pytest.param(
+            "rm a/constants.json a/before.json",
+            [],
+            "constants.json of",
+            id="constants and evaluation",
+        ),
+        pytest.param(
+            "rm -r a/constants.json a/checkpoints/4",
+            [],
+            "constants.json of",
+            id="constants before a checkpoint",
+        ),
+        pytest.param(
+            "rm -r a/checkpoints",
+            [],
+            "a/checkpoints is empty, .* step 4",
+            id="checkpoints are gone",
+        ),
+        pytest.param(
+            "rm -r kept/a", ["CHECKPOINT_DIR=kept"], "kept/a is empty", id="CHECKPOINT_DIR is gone"
+        ),
+        pytest.param(
+            "rm -r a",
+            ["RUN_DIR=c/a", "CHECKPOINT_DIR=kept"],
+            r"of another run \(a\)",
+            id="another's of that name",
+        ),
+        pytest.param(
+            'echo \'{"run_id": "1", "RUN_DIR": "a"}\' > kept/a/run.json',
+            ["CHECKPOINT_DIR=kept"],
+            "of another run",
+            id="another's of that RUN_DIR",
+        ),
+        pytest.param(
+            "touch f", ["RUN_DIR=d", "CHECKPOINT_DIR=f/x"], "=f/x: Not a dir.*; choose", id="a file"
+        ),
+        pytest.param(
+            "echo '{' > a/run.json",
+            ["CHECKPOINT_DIR=kept"],
+            "run.json.* damaged",
+            id="run.json cut",
+        ),
+        pytest.param(
+            "echo '[1]' > kept/a/run.json",
+            ["CHECKPOINT_DIR=kept"],
+            "run.json.* damaged",
+            id="its copy is a list",
+        ),
+    ],
+)
+def test_a_run_never_begins_anew_over_what_there_is(happens, arguments, said, empty_folder):
+    """A run in RUN_DIR=a, what happens to it, and how it's started once more."""
+    arguments = ["RUN_DIR=a", *arguments]
+    # it had its CHECKPOINT_DIR from the beginning where it's started with one
     begin("RUN_DIR=a", *[text for text in arguments if text == "CHECKPOINT_DIR=kept"])
-    subprocess.run(case["happens"], shell=True, check=True)
+    subprocess.run(happens, shell=True, check=True)
     there = contents(empty_folder)
-    with pytest.raises(UserError, match=case["said"]) as error:
+    with pytest.raises(UserError, match=said) as error:
         begin(*arguments)
     assert "\n" not in str(error.value) and contents(empty_folder).items() >= there.items()
 
@@ -521,9 +591,9 @@ def test_what_is_not_finite_is_not_written(tmp_path, bad):
         for pair in (({"table": weights["table"].at[1, 1].set(bad)}, moments), (weights, spoilt)):
             with pytest.raises(UserError, match=r"after step 1 are not finite"):
                 checkpoints.save(manager, 1, *pair, {}, c)
-        assert not checkpoints.saved(str(tmp_path / "checkpoints"))
+        assert not checkpoints.saved_steps(str(tmp_path / "checkpoints"))
         checkpoints.save(manager, 1, weights, moments, {}, c)
-    assert checkpoints.saved(str(tmp_path / "checkpoints")) == [1]
+    assert checkpoints.saved_steps(str(tmp_path / "checkpoints")) == [1]
 
 
 def test_a_terminal_without_arrows_gets_their_escapes(monkeypatch):

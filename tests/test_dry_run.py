@@ -17,6 +17,19 @@ import settings
 from run import memory, start
 from settings import UserError
 
+SHORT = [  # a run of seconds
+    "NUM_BATCHES=8",
+    "BATCH_SIZE=4",
+    "NUM_GENERATIONS=4",
+    "NUM_ITERATIONS=1",
+    "LEARNING_RATE=1e-3",
+    "SAVE_INTERVAL_STEPS=2",
+    "EVAL_EVERY=4",
+    "EVAL_QUESTIONS=8",
+    "NUM_TEST_QUESTIONS=16",
+    "LOG_ANSWERS_EVERY=2",
+    "EVAL_CONFIG=liberal",
+]
 EIGHT_B = [f"MODEL={memory.LLAMA_3_1_8B}", "DATASET=gsm8k", "DRY_RUN=True"]
 # all weights, in one gradient pass
 FULL = ["LORA_RANK=0", "BATCH_SIZE=2", "TRAIN_MICRO_BATCH_SIZE=0"]
@@ -26,6 +39,12 @@ ALONE = "not compiled; weights and moments alone take"
 PARAMETERS_8B, PARAMETERS_70B = 8_030_261_248, 70_553_706_496  # as on the models' pages
 # rank 32, layers, in + out of q and o, k and v, gate, up and down
 LORA_8B = 32 * 32 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14_336))
+
+
+@pytest.fixture(scope="module")
+def finished(finished_run):
+    """The folder of a finished run, with run/ and said.txt; copy it to change it."""
+    return finished_run(*SHORT)
 
 
 @pytest.fixture(autouse=True)

@@ -208,16 +208,26 @@ def test_the_scripts_train_with_the_readers_functions(
 @pytest.mark.slow
 def test_folder_5_trains_the_tiny_llama_with_the_readers_functions(tmp_path):
     """To the digits of the script's own, in two gradient passes."""
-    import short_runs
-
     import grpo_llama3_1_8b_demo as script
 
     exercise_checks = load("5_GRPO_Maxtext").exercise_checks
     right = {case["name"]: case["text"] for case in CASES["body"] if not case["said"]}
     bodies = {name: right[name] for name in exercise_checks.EXERCISES}
     file = filled("5_GRPO_Maxtext", bodies, tmp_path).__file__
-    steps = "NUM_BATCHES=3 NUM_ITERATIONS=2 SAVE_INTERVAL_STEPS=3 TRAIN_MICRO_BATCH_SIZE=2"
-    arguments = [*short_runs.SHORT, *steps.split()]
+    arguments = [
+        "NUM_BATCHES=3",
+        "BATCH_SIZE=4",
+        "NUM_GENERATIONS=4",
+        "NUM_ITERATIONS=2",
+        "LEARNING_RATE=1e-3",
+        "TRAIN_MICRO_BATCH_SIZE=2",
+        "SAVE_INTERVAL_STEPS=3",
+        "EVAL_EVERY=4",
+        "EVAL_QUESTIONS=8",
+        "NUM_TEST_QUESTIONS=16",
+        "LOG_ANSWERS_EVERY=2",
+        "EVAL_CONFIG=liberal",
+    ]
     logs = {}
     for who, method in (("script", []), ("reader", [f"METHOD={file}"])):
         script.main([*arguments, *method, f"RUN_DIR={tmp_path / who}"])

@@ -13,7 +13,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -55,10 +54,59 @@ def spoil(name, patch):
             patch.setattr(reward_func, reward, by_length if sign else reward_func.check_numbers)
 
 
-CONSTANTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-CAUSES = CONSTANTS.pop("broken")
+# The constants of the runs behind golden/health, beside NUM_BATCHES=20 NUM_TEST_QUESTIONS=8.
+CONSTANTS = {
+    "healthy": "",
+    "rloo": "ADVANTAGE=rloo LOSS_AGG_MODE=seq-mean-token-sum",
+    "alike": "TEMPERATURE=0.05 NUM_BATCHES=10",
+    "no_signal": "DATASET=changed.jsonl TEST_DATASET=tiny_gsm8k BETA=0.0",
+    "solved": (
+        "DATASET=changed.jsonl TEST_DATASET=tiny_gsm8k NUM_BATCHES=60 "
+        "NUM_ITERATIONS=1 LEARNING_RATE=1e-3"
+    ),
+    "never_stops": "MODEL=model",
+    "cut_off": "TOTAL_GENERATION_STEPS=15",
+    "longer": "LEARNING_RATE=0.003 BETA=0.0 NUM_BATCHES=40",
+    "kl": "LEARNING_RATE=0.01",
+    "format_only": "DATASET=changed.jsonl TEST_DATASET=tiny_gsm8k NUM_BATCHES=30",
+    "entropy": "LEARNING_RATE=0.003 BETA=0.0 NUM_BATCHES=40",
+    "clipped": "NUM_ITERATIONS=8 LEARNING_RATE=0.005",
+    "gradient": "MAX_GRAD_NORM=0.01",
+    "mismatch": "TEMPERATURE=3.0 TOP_K=5 BETA=0.0",
+    "worse": "LEARNING_RATE=0.03 WARMUP_FRACTION=0.9 MAX_GRAD_NORM=100.0",
+}
 HEALTHY = ("healthy", "rloo")
 ILL = [name for name in CONSTANTS if name not in HEALTHY]
+# Runs broken in other ways, and the causes that a report names, the root first. `symptoms` are
+# lines that hold, too, and that it leaves out. Each has NUM_TEST_QUESTIONS=64 EVAL_QUESTIONS=32
+# EVAL_EVERY=10 EVAL_CONFIG=liberal besides what its .json says.
+CAUSES = {
+    "learning_rate": dict(
+        causes=["kl"], symptoms=["worse", "longer", "late_cut_off", "clipped", "gradient"]
+    ),
+    # BETA=0: the log has no KL
+    "no_kl": dict(causes=["worse"], symptoms=["clipped"]),
+    "hot": dict(causes=["hot"]),
+    # a reward of one point per digit
+    "digits_paid": dict(causes=["gamed"], symptoms=["longer", "late_cut_off"]),
+    # a reward for wrong answers
+    "wrong_is_right": dict(causes=["gamed"], symptoms=["silenced"]),
+    # a reward for tags that the prompt doesn't ask for
+    "wrong_tags": dict(causes=["no_signal"]),
+    "short": dict(causes=["cut_off"]),
+    "four_questions": dict(causes=["by_heart_test"], symptoms=["solved"]),
+    # whose weights have noise of half their standard deviation
+    "teacher": dict(causes=["teacher"]),
+    # it works
+    "walk": dict(causes=[]),
+    # with twice the NUM_BATCHES, and it works
+    "resumed": dict(causes=[], resumed=10),
+    # resumed with four times the NUM_BATCHES, but its KL was 58 before that
+    "damaged": dict(causes=["kl"], symptoms=["unlearned", "format_only"], resumed=10),
+    # BETA=0 and ten times the LEARNING_RATE; the format keeps the reward up
+    "collapsed": dict(causes=["unlearned"], symptoms=["format_only"]),
+    "still": dict(causes=["still"]),
+}
 
 
 def log(name):
@@ -122,7 +170,7 @@ def test_a_fall_after_a_resume_is_the_resumes_unless_the_run_was_ill_before_it()
     [line] = health.causes(found)
     assert line.parts[0] == "resumed" and line.parts[1]["resumed"] == "10"
     reward = statistics.median(row["reward"] for row in healthy[5:10])
-    assert line.parts[1]["seam.reward:.2f"] == f"{reward:.2f}"
+    assert line.parts[1]["before_resume.reward:.2f"] == f"{reward:.2f}"
     assert "resumed" not in health.first_found(both, constants)
     assert {"resumed", "kl"} & found.keys() - health.first_found(both, constants, 15).keys() == {
         "resumed"
@@ -138,20 +186,20 @@ def test_every_number_of_a_line_is_the_logs(path):
     with open(path, newline="") as file:
         table = {int(float(row["step"])): row for row in csv.DictReader(file)}
     constants = json.loads(path.with_suffix(".json").read_text())
-    rows, seam = read_log(path), CAUSES.get(path.stem, {}).get("resumed", 0)
+    rows, resumed = read_log(path), CAUSES.get(path.stem, {}).get("resumed", 0)
     rows[-1]["test_correct"] = constants.pop("test_correct", math.nan)
     for i in range(len(rows) + 1):
-        for line in health.check(rows[:i], constants, seam).values():
+        for line in health.check(rows[:i], constants, resumed).values():
             values = line.parts[1]
             ends = values["median"][1]
             steps = [step for step in table if int(ends["begin"]) <= step <= int(ends["end"])]
             assert len(steps) == 5 and steps[-1] == rows[i - 1]["step"]
-            before = [step for step in table if step <= seam][-5:]
+            before = [step for step in table if step <= resumed][-5:]
             for place, text in values.items():
                 when, _, column = place.partition(":")[0].partition(".")
                 if not column or column == "test_correct":
                     continue
-                asked = {"now": steps, "first": [1], "seam": before}[when]
+                asked = {"now": steps, "first": [1], "before_resume": before}[when]
                 asked = steps[-1:] if column == "held_out_correct" else asked
                 numbers = [float(table[step][column]) for step in asked]
                 median = statistics.median(x for x in numbers if not math.isnan(x))

@@ -71,5 +71,8 @@ def test_both_languages_say_the_same_on_the_web(page):
 def test_a_room_that_a_page_links_to_is_in_the_playground():
     texts = "".join(page.read_text() for page in pages.ALL)
     rooms = (ROOT / "playground" / "missions.js").read_text()
-    for mission in re.findall(r"<!-- playground room=\d&mission=(\w+) -->", texts):
-        assert f'name: "{mission}"' in rooms
+    links = re.findall(r"<!-- playground room=(\w+)(?:&mission=(\w+))? -->", texts)
+    assert len(links) == texts.count("<!-- playground ")
+    for room, mission in links:
+        [listed] = re.findall(rf"^  {room}: \[\n(.*?)^  \]", rooms, re.M | re.S)
+        assert not mission or f'name: "{mission}"' in listed

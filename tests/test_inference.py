@@ -16,20 +16,39 @@ import inference
 import reward_func
 import settings
 from model import llama
-from run import asked
+from run import inference_output
 from settings import HERE, UserError
 from task.grading import extract_answer, grade, last_number
 from task.run_grader import course_rewards
 
+SHORT = [  # a run of seconds
+    "NUM_BATCHES=8",
+    "BATCH_SIZE=4",
+    "NUM_GENERATIONS=4",
+    "NUM_ITERATIONS=1",
+    "LEARNING_RATE=1e-3",
+    "SAVE_INTERVAL_STEPS=2",
+    "EVAL_EVERY=4",
+    "EVAL_QUESTIONS=8",
+    "NUM_TEST_QUESTIONS=16",
+    "LOG_ANSWERS_EVERY=2",
+    "EVAL_CONFIG=liberal",
+]
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 def test_without_a_run_a_model_is_asked_as_the_main_script_would():
-    for column in ("laptop", "tpu"):
+    for column in ("small", "large"):
         mine, its = (
             settings.defaults(kind, column) for kind in (inference.Constants, demo.Constants)
         )
-        assert {name: its[name] for name in inference.ASKING}.items() <= mine.items()
+        assert {name: its[name] for name in inference.PROMPT_AND_LENGTHS}.items() <= mine.items()
+
+
+@pytest.fixture(scope="module")
+def finished(finished_run):
+    """The folder of a finished run, with run/ and said.txt; copy it to change it."""
+    return finished_run(*SHORT)
 
 
 @pytest.fixture(scope="module")
@@ -222,14 +241,14 @@ def test_an_inputs_data_source_says_who_grades_and_what_has_no_answer_is_not_gra
     grader = inference.make_grader(c, rows)
     for row, text in zip(rows, ("the lima", "0.0", "False", "1", "5"), strict=True):
         row["after"] = [f"<answer>{text}</answer>"]
-    assert asked.is_right(grader, "It is 0", rows[1]) == (False, True)
+    assert inference_output.is_right(grader, "It is 0", rows[1]) == (False, True)
     assert (
-        asked.vote(grader, ["<answer>Lima</answer>", "<answer>the lima</answer>"])[1]
+        inference_output.vote(grader, ["<answer>Lima</answer>", "<answer>the lima</answer>"])[1]
         == "Lima (2 of 2)"
     )
-    asked.show(rows, grader)
+    inference_output.show(rows, grader)
     assert "\nright:    3 of 4\n" in capsys.readouterr().out
-    asked.write_rows(Path("out.jsonl"), rows, grader)
+    inference_output.write_rows(Path("out.jsonl"), rows, grader)
     graded = [
         json.loads(line).get("correct") for line in Path("out.jsonl").read_text().splitlines()
     ]

@@ -5,8 +5,6 @@ does.
 import json
 import re
 import shlex
-import tomllib
-from pathlib import Path
 
 import jinja2
 import pytest
@@ -23,7 +21,6 @@ TASKS = {
     path.stem: yaml.safe_load(path.read_text())
     for path in sorted((HERE / "lm_eval").glob("*.yaml"))
 }
-ANSWERS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["answers"]
 # of each task's run
 FIGURES = dict(tiny_gsm8k="once_per_answer.csv", small_numbers="smollm2_seeds.csv")
 
@@ -70,7 +67,24 @@ def test_a_task_asks_the_runs_questions_and_waits_for_as_many_tokens(name):
     assert limits["until"] == [said["eos_token"]] or name != "tiny_gsm8k"  # that model's own token
 
 
-@pytest.mark.parametrize("text", ANSWERS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<reasoning>8-6=2,2+5=7</reasoning><answer>7</answer>",
+        "<reasoning>8-6=2,2+5=7</reasoning>7</answer>",
+        "<reasoning>8+6=14</reasoning><answer>14</answer>",
+        "<reasoning>2+5=7</reasoning><answer>7",
+        "<answer>7</answer><answer>8</answer>",
+        "<answer>8</answer><answer>7</answer>",
+        "Mia has 3 + 4 = 7 shells.",
+        "She has 7.",
+        "It costs $7.",
+        "7",
+        "There are 7 and then 10",
+        "none",
+        "",
+    ],
+)
 @pytest.mark.parametrize("name", FIGURES)
 def test_the_two_filters_grade_as_the_course_does(name, text):
     strict = {

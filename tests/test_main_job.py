@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from short_runs import HANGS, SHORT, load_weights, run_here, saved_steps, wait_for
+from short_runs import HANGS, load_weights, run_here, saved_steps, wait_for
 from short_runs import start as start_run
 
 import grpo_llama3_1_8b_demo as demo
@@ -20,6 +20,19 @@ from run.run_files import read_log
 
 GSM8K = settings.HERE.parent.parent / "shared" / "data" / "gsm8k"
 
+SHORT = [  # a run of seconds
+    "NUM_BATCHES=8",
+    "BATCH_SIZE=4",
+    "NUM_GENERATIONS=4",
+    "NUM_ITERATIONS=1",
+    "LEARNING_RATE=1e-3",
+    "SAVE_INTERVAL_STEPS=2",
+    "EVAL_EVERY=4",
+    "EVAL_QUESTIONS=8",
+    "NUM_TEST_QUESTIONS=16",
+    "LOG_ANSWERS_EVERY=2",
+    "EVAL_CONFIG=liberal",
+]
 OPTIONS = [
     *SHORT,
     "NUM_BATCHES=4",
@@ -43,6 +56,12 @@ STATEFUL = [
 ]
 AHEAD = ["ROLLOUTS=one-step-ahead", "SAMPLER_CORRECTION=2.0"]
 BETWEEN_TWO, IN_THE_LAST = "3 before its row", "4 while saving"
+
+
+@pytest.fixture(scope="module")
+def finished(finished_run):
+    """The folder of a finished run, with run/ and said.txt; copy it to change it."""
+    return finished_run(*SHORT)
 
 
 def assert_same_end(whole, other, place="checkpoints"):
@@ -192,7 +211,7 @@ def test_it_learns_and_leaves_a_report(empty_folder, capsys):
     assert result["steps"] == 25 and result["seconds_per_step"] > 0 and before["questions"] == 128
     assert "tensorboard --logdir 'my run/tensorboard'" in out
     assert f"{after['answer_accuracy']:.1%}" in (run / "report.md").read_text()
-    assert out.splitlines()[0].endswith("; the constants' laptop column")
+    assert out.splitlines()[0].endswith("; the constants' small column")
 
 
 @pytest.mark.skipif(not GSM8K.exists(), reason="GSM8K is not beside this checkout")

@@ -6,11 +6,9 @@ import importlib
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from short_runs import SHORT
 
 import grpo_llama3_1_8b_demo as demo
 import reward_func
@@ -19,7 +17,21 @@ from model import llama
 from run import evaluation, report
 from settings import HERE, UserError
 from task import prompts, run_grader
+from task.task import Answers
 
+SHORT = [  # a run of seconds
+    "NUM_BATCHES=8",
+    "BATCH_SIZE=4",
+    "NUM_GENERATIONS=4",
+    "NUM_ITERATIONS=1",
+    "LEARNING_RATE=1e-3",
+    "SAVE_INTERVAL_STEPS=2",
+    "EVAL_EVERY=4",
+    "EVAL_QUESTIONS=8",
+    "NUM_TEST_QUESTIONS=16",
+    "LOG_ANSWERS_EVERY=2",
+    "EVAL_CONFIG=liberal",
+]
 EXAMPLES = HERE / "examples"
 OPENS = {"old": "<|assistant|>", "new": "<|assistant|><reasoning>\n"}
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -132,13 +144,17 @@ def graded(pairs, texts):
         {"answer": gold, "data_source": task, "extra_info": "", "prompts": "?"}
         for gold, task in pairs
     ]
-    n = len(texts)
-    answers = {
-        "texts": np.array(texts, object),
-        "lengths": np.full(n, 5),
-        "ended": np.zeros(n, bool),
-    }
-    return evaluation.grade(grader_of("compute_score"), rows, SimpleNamespace(**answers))
+    tokens = np.zeros((len(texts), 5), np.int32)
+    answers = Answers(
+        texts=np.array(texts, object),
+        prompt_ids=tokens,
+        completion_ids=tokens,
+        sampler_log_prob=tokens.astype(np.float32),
+        turn=tokens,
+        lengths=np.full(len(texts), 5),
+        ended=np.zeros(len(texts), bool),
+    )
+    return evaluation.grade(grader_of("compute_score"), rows, answers)
 
 
 def test_the_evaluation_grades_by_task_and_splits_by_data_source():

@@ -11,13 +11,11 @@ import math
 import re
 import shlex
 import shutil
-import tomllib
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hostile import HOSTILE
-from short_runs import SHORT, saved_steps
+from short_runs import saved_steps
 from test_health import FOLDER
 
 from run import answers, evaluation, page, run_folder
@@ -25,8 +23,20 @@ from run.run_files import GRADERS, what_is_right
 from settings import HERE, UserError
 from tools import show_run
 
+SHORT = [  # a run of seconds
+    "NUM_BATCHES=8",
+    "BATCH_SIZE=4",
+    "NUM_GENERATIONS=4",
+    "NUM_ITERATIONS=1",
+    "LEARNING_RATE=1e-3",
+    "SAVE_INTERVAL_STEPS=2",
+    "EVAL_EVERY=4",
+    "EVAL_QUESTIONS=8",
+    "NUM_TEST_QUESTIONS=16",
+    "LOG_ANSWERS_EVERY=2",
+    "EVAL_CONFIG=liberal",
+]
 SMALL = shutil.ignore_patterns("checkpoints", "tensorboard")
-VERDICTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["verdict"]
 
 
 def inside(path):
@@ -41,6 +51,12 @@ def inside(path):
 
 def data_of(path):
     return json.loads(inside(path)[1])
+
+
+@pytest.fixture(scope="module")
+def finished(finished_run):
+    """The folder of a finished run, with run/ and said.txt; copy it to change it."""
+    return finished_run(*SHORT)
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +139,9 @@ def test_the_parts_of_a_resumed_run_have_their_commands_and_steps(run, tmp_path)
     copy = shutil.copytree(run, tmp_path / "resumed", ignore=SMALL)
     note = json.loads((copy / "run.json").read_text())
     assert note["parts"] == [{"command": note["command"], "done": 0}]
-    parts = run_folder.parts(note, "second", 3, 8)  # killed before its first checkpoint
-    parts = run_folder.parts({"parts": parts}, "third", 3, 8)
-    assert parts == run_folder.parts({"parts": parts}, "a look at what's over", 8, 8)
+    parts = run_folder.add_part(note, "second", 3, 8)  # killed before its first checkpoint
+    parts = run_folder.add_part({"parts": parts}, "third", 3, 8)
+    assert parts == run_folder.add_part({"parts": parts}, "a look at what's over", 8, 8)
     shared = {"overlap": [["test", "train", 3, 16]]}  # as the terminal said
     (copy / "run.json").write_text(json.dumps(note | shared | {"parts": parts}))
     assert note["overlap"] == [] and page.read(copy).overlap == [
@@ -300,13 +316,28 @@ def result(right, formed=20, number=None, step=0):
     )
 
 
-@pytest.mark.parametrize("case", VERDICTS, ids=lambda case: "-".join(case["said"]))
-def test_the_headline_claims_what_was_measured(case):
-    both = [result(*case[when]) for when in ("before", "after")]
-    held_out = [result(right, step=step) for step, right in enumerate(case["held_out"])]
-    said = evaluation.headline(both, held_out, 9)
-    assert [line.parts[0] for line in said] == case["said"]
-    assert case["said"][-1] != "flat" or said[-1].parts[1] == {"step": "2"}
+@pytest.mark.parametrize(
+    ("before", "after", "held_out", "expected"),
+    [
+        ([10], [20], [], ["worked"]),
+        ([10, 10], [20, 20], [], ["worked", "format_change"]),
+        ([0, 0, 0], [0, 0, 20], [], ["worked"]),  # only by the number
+        ([20], [10], [], ["got_worse"]),
+        ([15], [20], [], ["unclear"]),
+        ([0], [0], [], ["no_gain"]),
+        ([0], [20], [0, 10, 20, 20], ["worked", "flat"]),
+        ([0], [20], [0, 10, 20], ["worked", "rising"]),
+        ([0], [20], [0, 20], ["worked"]),  # nothing is known in between
+    ],
+)
+def test_the_headline_claims_what_was_measured(before, after, held_out, expected):
+    """Of 20 answers before and after: how many are right, in the format (or all), and right by the
+    last number (or as many as are right). Of the held-out evaluations: how many are right.
+    """
+    curve = [result(right, step=step) for step, right in enumerate(held_out)]
+    said = evaluation.headline([result(*before), result(*after)], curve, 9)
+    assert [line.parts[0] for line in said] == expected
+    assert expected[-1] != "flat" or said[-1].parts[1] == {"step": "2"}
 
 
 def test_a_dip_of_the_held_out_curve_says_whether_the_format_did_it():

@@ -14,13 +14,26 @@ import grpo_llama3_1_8b_demo as demo
 import inference
 import plain_text
 import settings
-from run import asked, health, report, run_folder
+from run import health, inference_output, report, run_folder
 from tools import model_card, show_run
 
 # the direction of writing
 TURNING = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 MARKS = {"\u200e", "\u200f", "\u061c"}
 # clears, hides an .exe, overwrites, colors, is not text
+SHORT = [  # a run of seconds
+    "NUM_BATCHES=8",
+    "BATCH_SIZE=4",
+    "NUM_GENERATIONS=4",
+    "NUM_ITERATIONS=1",
+    "LEARNING_RATE=1e-3",
+    "SAVE_INTERVAL_STEPS=2",
+    "EVAL_EVERY=4",
+    "EVAL_QUESTIONS=8",
+    "NUM_TEST_QUESTIONS=16",
+    "LOG_ANSWERS_EVERY=2",
+    "EVAL_CONFIG=liberal",
+]
 EVIL = "\x1b[2J\u202egnp.exe\r\x9b1m\ud800"
 
 
@@ -42,6 +55,12 @@ def test_every_character_of_the_first_plane_is_judged_as_unicode_has_it():
         assert escape(c) == (c.encode("unicode_escape").decode() if obeyed(c) else c), hex(ord(c))
     for text in (*HOSTILE, EVIL):
         assert escape(text) == "".join(map(escape, text))
+
+
+@pytest.fixture(scope="module")
+def finished(finished_run):
+    """The folder of a finished run, with run/ and said.txt; copy it to change it."""
+    return finished_run(*SHORT)
 
 
 @pytest.mark.parametrize("text", [*HOSTILE, "a\n```\n# heading\n````\n", "`````", "~~~\n```"])
@@ -83,7 +102,7 @@ def test_inference_prints_questions_answers_and_votes_that_do_nothing(capsys):
     row = {"question": EVIL, "answer": EVIL, "data_source": None, "extra_info": ""}
     answers = [EVIL, f"<answer>{EVIL}</answer>"]
     for before in ({}, {"before": answers}):
-        asked.show([row | before | {"after": answers}], grader)
+        inference_output.show([row | before | {"after": answers}], grader)
         said = capsys.readouterr().out
         assert (
             not obeyed(said) and "gnp.exe" in said and "right: \\x1b[2J" in said.replace("\n", "")
@@ -95,7 +114,7 @@ def test_names_from_the_folder_of_a_run_do_nothing(tmp_path, monkeypatch, capsys
     monkeypatch.setattr(
         health, "history", lambda *_: iter([health.Sentence("at_step", step=1, line=EVIL)])
     )
-    constants = settings.defaults(demo.Constants, "laptop") | {"DATASET": EVIL}
+    constants = settings.defaults(demo.Constants, "small") | {"DATASET": EVIL}
     (tmp_path / "constants.json").write_text(json.dumps(constants))
     (tmp_path / "train_log.csv").write_text("step\n1\n")
     show_run.main([str(tmp_path)])

@@ -1,11 +1,11 @@
 """Questions: all columns and file types, several sources mixed, bad rows counted and named."""
 
+import datetime
 import decimal
 import functools
 import itertools
 import json
 import re
-import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,7 +23,6 @@ from settings import HERE, UserError
 from task import prompts, questions, run_grader, task_rewards
 
 DEEP = "[" * 100_000
-CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 ROWS = [
     {
         "prompt": "1 + 1?",
@@ -32,6 +31,24 @@ ROWS = [
         "extra_info": {"level": 1},
     },
     {"prompt": "1 + 2?", "ground_truth": "3", "data_source": "gsm8k", "extra_info": None},
+]
+READ = [  # the questions that are read of ROWS
+    {
+        "question": "1 + 1?",
+        "answer": "2",
+        "data_source": "math_reasoning",
+        "extra_info": '{"level": 1}',
+        "line": "1",
+        "weight": "1.0",
+    },
+    {
+        "question": "1 + 2?",
+        "answer": "3",
+        "data_source": "gsm8k",
+        "extra_info": "",
+        "line": "2",
+        "weight": "1.0",
+    },
 ]
 pytestmark = pytest.mark.usefixtures("empty_folder")
 read = functools.partial(questions.read_questions, fault=task_rewards.ground_truth_fault)
@@ -71,7 +88,7 @@ def test_every_kind_of_file_gives_the_same_questions(kind):
         ("math", "2"),
         ("gsm8k", "2"),
     ]
-    assert rows[:2] == [question | {"source": source} for question in CASES["questions"]]
+    assert rows[:2] == [question | {"source": source} for question in READ]
 
 
 def test_a_folder_has_a_file_for_each_split_and_may_be_called_gsm8k():
@@ -154,7 +171,7 @@ def test_the_overlap_of_two_sets_is_counted_whatever_the_case_and_blanks(capsys)
         use: [{"question": text}] for use, text in (("train", "How  Many?"), ("test", "how many? "))
     }
     assert questions.overlap(rows) == [("test", "train", 1, 1)]
-    questions.say_overlap(rows)
+    questions.print_overlap(rows)
     assert "note: 1 of 1 test questions are training questions, too" in capsys.readouterr().out
 
 
@@ -196,11 +213,24 @@ def test_lines_are_counted_as_an_editor_counts_them():
     assert read("mine.json", "train")[0][0]["question"] == "one\u2028two"
 
 
-# What TOML cannot hold
-TRUTHS = (b"Paris", "Paris"), (decimal.Decimal("3.00"), "3"), (["Paris", None], '["Paris", null]')
-
-
-@pytest.mark.parametrize(("ground_truth", "text"), [*CASES["truths"], *TRUTHS])
+@pytest.mark.parametrize(
+    ("ground_truth", "text"),
+    [
+        (42, "42"),
+        (42.0, "42"),
+        (0.5, "0.5"),
+        (["a", "b"], '["a", "b"]'),
+        (["a", 1.0], '["a", 1]'),
+        ({"in": 1}, '{"in": 1}'),
+        ("é", "é"),
+        (True, "true"),
+        (float("inf"), "Infinity"),
+        (datetime.date(2026, 1, 2), "2026-01-02"),
+        (b"Paris", "Paris"),
+        (decimal.Decimal("3.00"), "3"),
+        (["Paris", None], '["Paris", null]'),
+    ],
+)
 def test_a_ground_truth_need_not_be_a_text(ground_truth, text):
     assert questions.to_question(ROWS[0] | {"ground_truth": ground_truth})["answer"] == text
 
@@ -252,12 +282,41 @@ def test_inputs_may_have_an_answer():
     )
     name = write("in.parquet", [columns | row for row in rows])
     (first, second, third), _ = read(name, "test", constant="INPUT", optional=True)
-    assert first == CASES["questions"][0] | {"source": name, "row": columns | ROWS[0]}
+    assert first == READ[0] | {"source": name, "row": columns | ROWS[0]}
     assert (second["question"], second["answer"], second["data_source"]) == ("1 + 3?", None, None)
     assert second["extra_info"] == "" and third["answer"] == "4" and third["line"] == "3"
 
 
-BAD = {line.replace("{DEEP}", DEEP): words for line, words in CASES["rows"]}
+BAD = {  # a line of a file, and why it is refused
+    "{": "not JSON: Expecting",
+    DEEP: "not JSON: maximum recursion depth exceeded",
+    '{"question": "\\ud800?", "answer": "#### 1"}': "surrogates not allowed",
+    '{"question": "?", "answer": "#### 1", "extra_info": {"\\udfff": 1}}': "surrogates not allowed",
+    '{"question": "", "answer": "#### 1"}': "question is '', not a text",
+    '{"question": null, "answer": "#### 1"}': "no column 'question' (it has 'answer')",
+    '{"ground_truth": "1", "data_source": "qa"}': "no column 'prompt'",
+    "[1]": "not an object",
+    '{"prompt": "?", "ground_truth": "1"}': (
+        "no column 'data_source' (it has 'prompt', 'ground_truth')"
+    ),
+    '{"prompt": "?", "data_source": "math"}': "no column 'ground_truth'",
+    '{"question": "?", "ground_truth": "1"}': "no column 'answer'",
+    '{"text": "?"}': "no column 'question'",
+    '{"prompt": [{"role": "user"}], "ground_truth": "1", "data_source": "qa"}': "prompt is [{",
+    '{"prompt": " ", "ground_truth": "1", "data_source": "qa"}': "prompt is ' ', not a text",
+    '{"prompt": "?", "ground_truth": "1", "data_source": ""}': "data_source is '', not a text",
+    '{"prompt": "?", "ground_truth": "", "data_source": "qa"}': "ground_truth is '', not a text",
+    '{"prompt": "?", "ground_truth": null, "data_source": "qa"}': "no column 'ground_truth'",
+    '{"prompt": "?", "ground_truth": NaN, "data_source": "qa"}': "no column 'ground_truth'",
+    '{"prompt": "?", "ground_truth": "two", "data_source": "gsm8k"}': (
+        "'two' is not paid when it is given as the answer"
+    ),
+    '{"prompt": "?", "ground_truth": {"target": ["Paris"]}, "data_source": "qa"}': (
+        "needs a text, or a list of texts"
+    ),
+    '{"question": "?", "answer": "5"}': "does not end in '#### N'",
+    '{"question": "?", "answer": 5}': "answer is 5, not a text",
+}
 
 
 @pytest.mark.parametrize("line", BAD, ids=range(len(BAD)))
@@ -286,15 +345,49 @@ def test_skipped_rows_are_counted_and_named(capsys):
     )
 
 
-@pytest.mark.parametrize(("constant", "name", "content", "words"), CASES["unreadable"])
+@pytest.mark.parametrize(
+    ("constant", "name", "content", "words"),
+    [  # content: the file's bytes as Latin-1; "": no file
+        ("INPUT", "blank.jsonl", '{"question": " \\n"}', "row 1: question is ' \\n', not a text"),
+        (
+            "INPUT",
+            "task.jsonl",
+            '{"question": "?", "data_source": 7}',
+            "row 1: data_source is 7, not a text",
+        ),
+        (
+            "INPUT",
+            "truth.jsonl",
+            '{"prompt": "?", "ground_truth": "two", "data_source": "gsm8k"}',
+            "row 1: ground_truth 'two' is not paid",
+        ),
+        ("INPUT", "nothing.jsonl", "\n", "has no rows to use"),
+        ("DATASET", "mine.jsonl", "\xff\xfe", "'utf-8' codec can't decode byte 0xff"),
+        ("DATASET", "mine.json", "[1, 2", "Expecting"),
+        ("DATASET", "mine.parquet", "PAR1 and no more", "arquet"),
+        ("DATASET", "mine.json", "[]", "no rows to use"),
+        ("DATASET", "mine.json", DEEP, "recursion"),
+        ("DATASET", "gone.jsonl", "", "No such file"),
+        ("DATASET", "gone.parquet", "", "No such file"),
+    ],
+)
 def test_a_file_that_cannot_be_read_is_one_line(constant, name, content, words):
     if content:
-        Path(name).write_bytes(content.replace("{DEEP}", DEEP).encode("latin-1"))
+        Path(name).write_bytes(content.encode("latin-1"))
     given = dict(constant=constant, optional=constant == "INPUT")
     refused(f"{constant}={name}: .*{re.escape(words)}", read, name, "test", **given)
 
 
-@pytest.mark.parametrize(("train", "test"), CASES["trained_on"])
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [  # DATASET, and a TEST_DATASET with the same file
+        ("mine.jsonl", "mine.jsonl"),
+        ("tiny_gsm8k,mine.jsonl", "./mine.jsonl"),
+        ("mine.jsonl", "link.jsonl"),
+        ("folder", "folder/train.jsonl"),
+        ("mine.jsonl:2,tiny_gsm8k:1", "tiny_gsm8k,mine.jsonl"),
+    ],
+)
 def test_the_file_that_is_trained_on_is_no_test(train, test):
     write("mine.jsonl", ROWS)
     Path("link.jsonl").symlink_to("mine.jsonl")
@@ -306,7 +399,14 @@ def test_the_file_that_is_trained_on_is_no_test(train, test):
     check_paths(DATASET="tiny_gsm8k", TEST_DATASET="tiny_gsm8k")  # its other file
 
 
-@pytest.mark.parametrize(("spec", "expected"), CASES["sources_and_weights"])
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("a.jsonl", [["a.jsonl", 1.0]]),
+        ("a.jsonl, b.json", [["a.jsonl", 1.0], ["b.json", 1.0]]),
+        ("a.jsonl:0.7,b.jsonl:0.3", [["a.jsonl", 0.7], ["b.jsonl", 0.3]]),
+    ],
+)
 def test_sources_and_weights(spec, expected):
     assert questions.parse_sources(spec) == list(map(tuple, expected))
 
@@ -390,7 +490,17 @@ def test_the_rewards_follow_the_data():
     refused(said, chosen, paris, rewards="check_answer")
 
 
-@pytest.mark.parametrize(("chat_template", "words"), CASES["chat_templates"])
+@pytest.mark.parametrize(
+    ("chat_template", "words"),
+    [  # none of them asks the question
+        ("{{ raise_exception('no system role') }}", "fails (TemplateError: no system role)"),
+        ("{{ messages[3]['content'] + 1 }}", "fails (UndefinedError: "),
+        ("{% for x in", "fails (TemplateSyntaxError: "),
+        ("{{ 1 / 0 }}", "fails (ZeroDivisionError: division by zero)"),
+        ("", "leaves the question out"),
+        ("How are you?", "leaves the question out"),
+    ],
+)
 def test_a_chat_template_that_does_not_ask_the_question_is_refused(chat_template, words):
     changed = llama.load_tokenizer(HERE / "tiny_llama")
     changed.chat_template = "<{{ messages[0]['content'] | trim }}>"  # it may strip the message

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from maxtext.checkpoint_conversion.utils import hf_shape
-from short_runs import SHORT
 from test_load_llama import GOLDEN
 
 import grpo_llama3_1_8b_demo as demo
@@ -57,13 +56,19 @@ def test_the_whole_script_trains_it_and_the_export_is_what_was_trained(model, em
     demo.main(
         [
             f"MODEL={model}",
-            *SHORT,
             "NUM_BATCHES=2",
-            "EVAL_EVERY=0",
-            "RUN_DIR=run",
+            "BATCH_SIZE=4",
+            "NUM_GENERATIONS=4",
+            "NUM_ITERATIONS=1",
             "LEARNING_RATE=0.01",
-            "REWARDS=match_format_approximately",
             "BETA=0.0",
+            "REWARDS=match_format_approximately",
+            "SAVE_INTERVAL_STEPS=2",
+            "LOG_ANSWERS_EVERY=2",
+            "NUM_TEST_QUESTIONS=16",
+            "EVAL_EVERY=0",
+            "EVAL_CONFIG=liberal",
+            "RUN_DIR=run",
             *lora,
         ]
     )

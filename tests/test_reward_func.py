@@ -152,7 +152,26 @@ def test_extraction_and_form_agree_with_a_slow_regex():
     assert min(seen.values()) > 400  # both answers must have been put to the test
 
 
-@pytest.mark.parametrize(("name", "old", "new", "expected"), CASES["points"])
+@pytest.mark.parametrize(
+    ("name", "old", "new", "expected"),
+    [  # what is replaced in the perfect answer ("": it comes after the answer)
+        ("perfect", "", "", [3.0, 2.0, 3.0, 1.5]),
+        ("stop token", "", "<|eot_id|>", [3.0, 2.0, 3.0, 1.5]),
+        ("dollars", "18</a", "$18.00</a", [3.0, 2.0, 3.0, 1.5]),
+        ("whitespace", "18</a", " 18\n</a", [3.0, 2.0, 1.5, 1.5]),
+        ("no opening", "<reasoning>", "", [0.0, 1.0, 3.0, 1.5]),
+        ("not closed", "</reasoning>", "", [0.0, 1.0, 3.0, 1.5]),
+        ("no <answer>", "<answer>", "", [0.0, 1.0, 0.0, 0.0]),
+        ("no </answer>", "</answer>", "", [0.0, 1.0, 0.0, 0.0]),
+        ("answered twice", "", "<answer>18</answer>", [0.0, 0.0, 3.0, 1.5]),
+        ("chatter", "", " So 18.", [0.0, 2.0, 3.0, 1.5]),
+        ("within 10 %", "18</a", "19</a", [3.0, 2.0, 0.5, 0.0]),
+        ("within 20 %", "18</a", "15</a", [3.0, 2.0, 0.25, 0.0]),
+        ("wrong", "18</a", "30</a", [3.0, 2.0, -1.0, 0.0]),
+        ("no number", "18</a", "many</a", [3.0, 2.0, -1.0, 0.0]),
+        ("empty answer", "18</a", "</a", [0.0, 2.0, -1.0, 0.0]),
+    ],
+)
 def test_points(name, old, new, expected):
     assert rewards(PERFECT.replace(old, new) if old else PERFECT + new, "18") == expected
 
@@ -185,7 +204,33 @@ def test_the_longest_number_that_is_read():
 
 
 @pytest.mark.parametrize(
-    ("text", "number"), [*CASES["last"], ("9" * 5000, ""), ("77" + "x" * 9000, "77")]
+    ("text", "number"),
+    [  # "": there is none
+        ("I get 18", "18"),
+        ("18", "18"),
+        ("It is $1,080.50.", "2161/2"),
+        ("3/4 of it", "3/4"),
+        ("<reasoning>8-6=2,2+5=7</reasoning>7</answer>", "7"),
+        ("<answer>7</answer>, not 5", "5"),
+        ("16-9", "9"),
+        ("16 - 9", "9"),
+        ("(3)-5", "5"),
+        ("x-5", "5"),
+        ("= -3", "-3"),
+        ("-3", "-3"),
+        ("is: -$5", "-5"),
+        ("17. So", "17"),
+        ("50%", "50"),
+        ("１８", "18"),
+        ("−18", "-18"),
+        ("1\u00a0000", "1000"),
+        ("10:30", "30"),
+        ("no number", ""),
+        ("", ""),
+        ("1/0", ""),
+        ("9" * 5000, ""),
+        ("77" + "x" * 9000, "77"),
+    ],
 )
 def test_the_last_number_wherever_it_stands(text, number):
     assert last_number(text) == (Fraction(number) if number else None)
@@ -197,6 +242,14 @@ def test_the_last_number_wherever_it_stands(text, number):
 def test_what_is_not_read_whole_is_refused_and_one_number_is_read_with_what_stands_beside_it():
     assert [text for text in CASES["another"] if parse_number(text) is not None] == []
     assert [text for text in CASES["seventy"] if parse_number(text) != 70] == []
-    assert [
-        text for text, number in CASES["signed"] if parse_number(text) != Fraction(number)
-    ] == []
+    signed = [
+        ("-\\$70", "-70"),
+        ("\\boxed{-70}", "-70"),
+        ("- $70", "-70"),
+        ("**-70**", "-70"),
+        ("(-70)", "-70"),
+        ("−70 %", "-70"),
+        ("\\$1,080.50", "2161/2"),
+        ("3/4 of it", "3/4"),
+    ]
+    assert [text for text, number in signed if parse_number(text) != Fraction(number)] == []

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import reward_func
-from run import asked
+from run import inference_output
 from settings import UserError
 from task import grading, task_rewards
 from task.run_grader import THINK_REWARDS, course_rewards, make_grader
@@ -94,7 +94,23 @@ def test_a_truth_that_is_taken_is_paid_in_full_when_it_is_the_answer(data_source
         assert f"data_source {data_source!r} needs " in fault and "\n" not in fault
 
 
-@pytest.mark.parametrize(("tests", "extra", "words"), CASES["tests"])
+@pytest.mark.parametrize(
+    ("tests", "extra", "words"),
+    [  # extra: the row's extra_info; words: what is said, nothing if the tests can grade
+        ("assert add(1, 2) == 3", "", ""),
+        ('[{"input": "1", "output": "2"}]', "", ""),
+        ("def check(f):\n    assert f(1) == 2", '{"entry_point": "add"}', ""),
+        ("def check(f):\n    assert f(1) == 2", "", "give entry_point"),
+        ("def check(f):\n    assert f(1) == 2", '["add"]', "give entry_point"),
+        ("assert add(1, 2 == 3", "", "not valid Python"),
+        ("assert add(1, 2) == other(3)", "", "which of add, other is the answer's"),
+        ("assert add(1, 2) == other(3)", '{"entry_point": "add"}', "other is neither defined"),
+        ("assert add(1, 2) == approx(3)", "", "which of add, approx is the answer's"),
+        ("add(1, 2)", "", "no assert statement"),
+        ("[1, 2]", "", "must be assert statements"),
+        ("[{", "", "not JSON"),
+    ],
+)
 def test_tests_that_grade_nothing_are_found_where_the_data_are_read(tests, extra, words):
     fault = task_rewards.ground_truth_fault("code", tests, extra)
     assert words in fault and "\n" not in fault if words else fault is None
@@ -154,7 +170,20 @@ def test_no_shape_of_text_takes_a_grader_longer_than_its_length(piece, limit):
             grader.right_lenient, answer=["18"], data_source=["gsm8k"], extra_info=[""]
         )
     ]
-    for place in CASES["places"]:
+    places = [  # where 100 kB of the piece are put
+        "{}",
+        "{}x",
+        "<answer>{}</answer>",
+        "<reasoning>a</reasoning>\n<answer>{}</answer>",
+        "<reasoning>a</reasoning>\n<answer>{}18</answer>",
+        "<reasoning>a</reasoning>\n<answer>18{}x</answer>",
+        "<reasoning>{}</reasoning><answer>18</answer>",
+        "{}<reasoning>a</reasoning><answer>18</answer>",
+        "<reasoning>a</reasoning>{}<answer>18</answer>",
+        "<reasoning>a</reasoning><answer>18</answer>{}",
+        "<reasoning>a</reasoning><answer>18</answer>{}x",
+    ]
+    for place in places:
         text = place.format(piece * (30_000 // len(piece)))
         calls = [functools.partial(f, solution_str=text) for f in of_one]
         calls += [
@@ -165,7 +194,45 @@ def test_no_shape_of_text_takes_a_grader_longer_than_its_length(piece, limit):
             assert shortest(call, limit) < limit, (call.func, place)
 
 
-@pytest.mark.parametrize(("gold", "completion", "expected"), CASES["think_rewards"])
+@pytest.mark.parametrize(
+    ("gold", "completion", "expected"),
+    [  # isdigit() would refuse -7.5, and `.` without DOTALL two lines
+        (
+            "-1000",
+            "<think>\n0 - 1,000\n</think>\n<answer>\n-1,000\n</answer>",
+            [2.0, 0.5, 0.5, 0.5],
+        ),
+        (
+            "-1000",
+            "<think>\nminus one thousand\n\nin two lines\n</think>\n<answer>\n-1000\n</answer>",
+            [2.0, 0.5, 0.5, 0.5],
+        ),
+        ("-1000", "<think>\nx\n</think>\n<answer>\n7\n</answer>", [0.0, 0.5, 0.5, 0.5]),
+        ("-1000", "<think>\nx\n</think>\n<answer>\n-7.5\n</answer>", [0.0, 0.5, 0.5, 0.5]),
+        ("-1000", "<think>\nx\n</think>\n<answer>\nminus 7\n</answer>", [0.0, 0.0, 0.5, 0.5]),
+        ("-1000", "<think>\nx\n</think>\n<answer>\n1 or -1000\n</answer>", [0.0, 0.0, 0.5, 0.5]),
+        ("-1000", "<think>x</think><answer>-1000</answer><|eot_id|>", [2.0, 0.5, 0.5, 0.5]),
+        ("-1000", "Sure! <think>\nx\n</think>\n<answer>\n-1000\n</answer>", [2.0, 0.5, 0.0, 0.5]),
+        ("-1000", "<think>\nx\n</think>\n<answer>\n-1000\n</answer> Done.", [2.0, 0.5, 0.0, 0.5]),
+        ("-1000", "<answer>-1000</answer>", [2.0, 0.5, 0.0, 0.25]),
+        ("-1000", "<think></think><answer>-1000</answer>", [2.0, 0.5, 0.0, 0.5]),
+        ("-1000", "<answer>-1000</answer><think>x</think>", [2.0, 0.5, 0.0, 0.5]),
+        (
+            "-1000",
+            "<think>\nx\n</think>\n<answer>\n-1000\n</answer>"
+            "<think>\nx\n</think>\n<answer>\n-1000\n</answer>",
+            [2.0, 0.5, 0.0, 0.0],
+        ),
+        (
+            "-1000",
+            "<reasoning>\nx\n</reasoning>\n<answer>\n-1000\n</answer>",
+            [2.0, 0.5, 0.0, 0.25],
+        ),
+        ("-1000", "-1000", [0.0, 0.0, 0.0, 0.0]),
+        ("Paris", "<answer>Paris</answer>", [2.0, 0.0, 0.0, 0.25]),  # the truth is no number
+        ("Paris", "<answer>paris</answer>", [0.0, 0.0, 0.0, 0.25]),
+    ],
+)
 def test_think_rewards(gold, completion, expected):
     columns = {"prompts": ["?"], "completions": [completion], "answer": np.array([gold])}
     assert [
@@ -258,7 +325,20 @@ def test_a_reward_of_ones_own_at_fault_is_one_line(text, rewards, words):
     assert words in said and "\n" not in said and ("mine.py" in said or "reward function" in said)
 
 
-@pytest.mark.parametrize(("rewards", "reward_file", "words"), CASES["bad_choices"])
+@pytest.mark.parametrize(
+    ("rewards", "reward_file", "words"),
+    [
+        (
+            "check_anser",
+            "",
+            "no reward function 'check_anser'; .*match_format_exactly, .*compute_score",
+        ),
+        ("", "gone.py", "REWARD_FUNC=.*gone.py: not a Python file"),
+        ("", "mine.txt", "REWARD_FUNC=.*mine.txt: not a Python file"),
+        ("other", "mine.py", "no reward function 'other'; .*match_format_exactly.*brief"),
+        ("check_answer,", "", "no reward function ''"),
+    ],
+)
 def test_a_bad_choice_of_rewards_is_named_before_anything_is_written(rewards, reward_file, words):
     Path("mine.py").write_text(
         "def brief(prompts, completions, **columns): return [0.0] * len(completions)"
@@ -269,7 +349,25 @@ def test_a_bad_choice_of_rewards_is_named_before_anything_is_written(rewards, re
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize(("data_source", "answers", "votes"), CASES["votes"])
+@pytest.mark.parametrize(
+    ("data_source", "answers", "votes"),
+    [  # each vote is the answer as it was written first
+        (
+            "qa",
+            ["Rome", "the Paris", "paris", "A", "a"],
+            ["Rome", "the Paris", "the Paris", "A", "A"],
+        ),
+        ("classification", ["the spam", "spam", "Spam."], ["the spam", "spam", "spam"]),
+        (
+            "math",
+            ["\\frac{1}{2}", "0.5", "0.50", "$"],
+            ["\\frac{1}{2}", "\\frac{1}{2}", "\\frac{1}{2}", ""],
+        ),
+        ("gsm8k", ["1,000", "1000.0", "many", "$1000"], ["1,000", "1,000", "", "1,000"]),
+        ("code", ["x = 1", "X = 1", "7", "7.0"], ["x = 1", "x = 1", "7", "7"]),
+        ("nobody knows it", ["7.0", "7", "Rome", ""], ["7.0", "7.0", "Rome", ""]),
+    ],
+)
 def test_votes_are_counted_as_the_task_compares_answers(data_source, answers, votes):
     completions = [
         f"<reasoning>{i}</reasoning><answer>{text}</answer>" for i, text in enumerate(answers)
@@ -277,12 +375,13 @@ def test_votes_are_counted_as_the_task_compares_answers(data_source, answers, vo
     grader = grader_of("compute_score")
     assert grader.votes(completions, data_source) == [vote or None for vote in votes]
     most = max(filter(None, votes), key=votes.count)
-    assert asked.vote(grader, completions, data_source)[0] == completions[votes.index(most)]
+    winner, _ = inference_output.vote(grader, completions, data_source)
+    assert winner == completions[votes.index(most)]
 
 
 def test_without_compute_score_numbers_in_tags_are_voted_on():
     answers = ["Rome", "12", "<answer>12.0</answer>", "<answer>12</answer>", "<answer>7</answer>"]
     course = grader_of()
     assert course.votes(answers) == [None, None, "12.0", "12.0", "7"]
-    assert asked.vote(course, answers) == (answers[2], "12.0 (2 of 5)")
-    assert asked.vote(course, ["Rome", "12"]) == ("Rome", "no answer")
+    assert inference_output.vote(course, answers) == (answers[2], "12.0 (2 of 5)")
+    assert inference_output.vote(course, ["Rome", "12"]) == ("Rome", "no answer")

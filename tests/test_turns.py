@@ -5,8 +5,6 @@
 import functools
 import itertools
 import json
-import tomllib
-from pathlib import Path
 from types import SimpleNamespace
 
 import folders
@@ -29,9 +27,28 @@ from task.prompts import to_prompt
 from task.questions import read_questions
 from task.run_grader import load_file
 
-CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 GRID = "examples/grid/grid_world.py"
 T, TURNS = 30, 5  # tokens and turns of an episode here
+SHORT = [  # a run of seconds
+    "ENVIRONMENT=examples/grid/grid_world.py",
+    "MODEL=tiny_grid",
+    "DATASET=examples/grid/plain",
+    "MAX_PROMPT_LENGTH=8",
+    "TOTAL_GENERATION_STEPS=30",
+    "MAX_TURNS=4",
+    "GAMMA=0.9",
+    "BATCH_SIZE=4",
+    "NUM_GENERATIONS=4",
+    "NUM_TEST_QUESTIONS=8",
+    "EVAL_EVERY=0",
+    "BETA=0.0",
+    "EVAL_CONFIG=liberal",
+    "LOG_ANSWERS_EVERY=1",
+    "NUM_BATCHES=4",
+    "SAVE_INTERVAL_STEPS=2",
+    "WARMUP_FRACTION=0.0",
+    "NUM_ITERATIONS=1",
+]
 world = load_file(HERE / GRID, "ENVIRONMENT")
 
 
@@ -58,7 +75,7 @@ def engine():
 def walk(questions, *arguments, seed=0):
     made, c, form = engine(), constants(*arguments), dict(template="{question}", system_prompt="")
     prompts = [to_prompt(made.tokenizer.tokenizer, question, **form) for question in questions]
-    return turns.walk(
+    return turns.run_episodes(
         c, made, prompts, questions, rollout.sampling_config(c, seed=jax.random.key(seed))
     )
 
@@ -137,7 +154,7 @@ def test_the_batch_masks_the_worlds_tokens_and_the_page_shows_the_turns(tmp_path
         return update(params, opt_state, model, batch, *rest)
 
     monkeypatch.setattr(demo, "update", recorded)
-    said = run_here(tmp_path, *CASES["short"], "ADVANTAGE=turn", "NUM_BATCHES=2")
+    said = run_here(tmp_path, *SHORT, "ADVANTAGE=turn", "NUM_BATCHES=2")
     assert "answers right" in said
     rows = [
         json.loads(line) for line in (tmp_path / "run" / "answers.jsonl").read_text().splitlines()
@@ -259,7 +276,16 @@ def written(tmp_path, body, name="mine.py"):
 def test_a_tool_answers_in_the_middle_of_a_message(tmp_path):
     """Hot, the model writes any word. STOP ends an action, its own end the episode."""
     questions = ["row 1 column 1"] * 16 + ["row 2 column 1"] * 16
-    path = written(tmp_path, CASES["tool"])
+    path = written(
+        tmp_path,
+        '    STOP = "wait"\n'
+        "    def reset(self, question, rng):\n"
+        "        self.calls = []\n"
+        '        return "row 1" if "2" in question else ""\n'
+        "    def step(self, action):\n"
+        "        self.calls.append(action)\n"
+        '        return " column 4", float(len(self.calls)), False, False\n',
+    )
     output, episodes = walk(questions, f"ENVIRONMENT={path}", "TEMPERATURE=20")
     made = engine()
     heard = made.tokenizer.encode(" column 4", add_special_tokens=False)
@@ -300,7 +326,78 @@ def test_what_stands_around_an_observation_is_the_chat_templates():
         turns.around_observation(TokenizerAdapter(tokenizer))
 
 
-@pytest.mark.parametrize(("body", "words"), CASES["faults"])
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [  # the body of class Environment, and what is said
+        ("    x = 1", "has no class Environment with reset and step"),
+        (
+            (
+                "    def __init__(self): raise KeyError('no\\n world')\n"
+                "    def reset(self): pass\n"
+                "    step = reset"
+            ),
+            "Environment() raised KeyError: 'no\\n world'",
+        ),
+        (
+            "    def reset(self, question, rng): return 1 / 0\n    step = reset",
+            "reset raised ZeroDivisionError",
+        ),
+        (
+            "    def reset(self, question, rng): pass\n    step = reset",
+            "reset returned (None, 0.0, False, False); return an observation, a text",
+        ),
+        (
+            "    def reset(self, question, rng): return '<|pad|>'\n    step = reset",
+            "has the padding token in it",
+        ),
+        (
+            "    def reset(self, question, rng): return ''\n    def step(self, action): exit(3)",
+            "step raised SystemExit: 3",
+        ),
+        (
+            (
+                "    def reset(self, question, rng): return ''\n"
+                "    def step(self, action): return 'x'"
+            ),
+            "step returned 'x'; return observation, reward, terminated, truncated",
+        ),
+        (
+            (
+                "    def reset(self, question, rng): return ''\n"
+                "    def step(self, action): return None, 0, False, False"
+            ),
+            "step returned (None, 0, False, False); return",
+        ),
+        (
+            (
+                "    def reset(self, question, rng): return ''\n"
+                "    def step(self, action): return '', float('nan'), False, False"
+            ),
+            "step returned ('', nan, False, False); return",
+        ),
+        (
+            (
+                "    def reset(self, question, rng): return ''\n"
+                "    def step(self, action): return '', float('inf'), True, False"
+            ),
+            "step returned ('', inf, True, False); return",
+        ),
+        (
+            (
+                "    def reset(self, question, rng): return ''\n"
+                "    def step(self, action): return '', 'much', True, False"
+            ),
+            "step returned ('', 'much', True, False); return",
+        ),
+        (
+            (
+                "    def reset(self, question, rng): return ''\n"
+                "    def step(self, action): return '', 0, 'no', False"
+            ),
+            "step returned ('', 0, 'no', False); return",
+        ),
+    ],
+)
 def test_a_world_at_fault_is_one_line(body, words, tmp_path):
     with pytest.raises(UserError) as caught:
         walk(["row 1 column 1"] * 2, f"ENVIRONMENT={written(tmp_path, body)}")

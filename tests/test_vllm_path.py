@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import json
 import shutil
-import tomllib
 from pathlib import Path
 
 import jax
@@ -39,7 +38,6 @@ from model.vllm import (
 )
 from run import memory
 
-CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 LLAMA_8B = memory.published_config()  # meta-llama/Llama-3.1-8B-Instruct
 
 # With halves, and gradients prompt by prompt: more can go wrong than with the defaults of the TPU
@@ -57,7 +55,27 @@ def constants_of(changes):
     return dataclasses.replace(settings.read(demo.Constants, TPU_COLUMN), **changes)
 
 
-@pytest.mark.parametrize(("count", "changes", "trainer", "data", "model"), CASES["split"])
+@pytest.mark.parametrize(
+    ("count", "changes", "trainer", "data", "model"),
+    [  # devices; the trainer's share; the axes of vLLM's mesh (0: none). v5p-8 has 4 chips, v6e-8 8
+        (4, {}, 2, 1, 2),
+        (
+            8,
+            {
+                "TRAINER_DEVICES_FRACTION": 0.25,
+                "SAMPLER_DEVICES_FRACTION": 0.75,
+                "SAMPLER_DATA_PARALLEL": 3,
+            },
+            2,
+            3,
+            2,
+        ),
+        (8, {"TRAINER_DEVICES_FRACTION": 1.0, "SAMPLER_DEVICES_FRACTION": 1.0}, 8, 1, 8),
+        (32, {"TRAINER_TENSOR_PARALLEL": 2}, 16, 1, 16),  # they repeat the 8 key/value heads
+        (1, {}, 1, 1, 1),
+        (8, {"ROLLOUT_ENGINE": "maxtext"}, 8, 0, 0),
+    ],
+)
 def test_devices_are_split_between_trainer_and_sampler(count, changes, trainer, data, model):
     # any objects do
     found, mesh = devices.plan_devices(constants_of(changes), LLAMA_8B, list(range(count)))
@@ -67,7 +85,26 @@ def test_devices_are_split_between_trainer_and_sampler(count, changes, trainer, 
         assert mesh.devices.flatten().tolist() == list(range(count))[-data * model :]
 
 
-@pytest.mark.parametrize(("count", "changes", "words"), CASES["refused"])
+@pytest.mark.parametrize(
+    ("count", "changes", "words"),
+    [  # devices that don't divide
+        (
+            4,
+            {"TRAINER_DEVICES_FRACTION": 0.3},
+            "TRAINER_DEVICES_FRACTION=0.3: of 4 devices that is 1.2",
+        ),
+        (
+            4,
+            {"SAMPLER_DEVICES_FRACTION": 0.75},
+            "SAMPLER_DEVICES_FRACTION=0.75 add up to more than 1",
+        ),
+        (8, {"TRAINER_TENSOR_PARALLEL": 3}, "TRAINER_TENSOR_PARALLEL=3: must divide the 4 devices"),
+        (8, {"SAMPLER_DATA_PARALLEL": 3}, "SAMPLER_DATA_PARALLEL=3: must divide the 4 devices"),
+        (6, {"NUM_GENERATIONS": 9}, "SAMPLER_DATA_PARALLEL=1: leaves 3 chips .* the 32 heads"),
+        (96, {"NUM_GENERATIONS": 48}, "SAMPLER_DATA_PARALLEL=1: leaves 48 chips .* the 32 heads"),
+        (6, {"SAMPLER_DATA_PARALLEL": 3}, "BATCH_SIZE=64: the 8 sequences .* among 3 devices"),
+    ],
+)
 def test_devices_that_do_not_divide_are_refused_by_name(count, changes, words):
     with pytest.raises(settings.UserError, match=words):
         devices.plan_devices(constants_of(changes), LLAMA_8B, list(range(count)))

@@ -37,13 +37,14 @@ NAMES = {
     "zh": ("詞彙", "互動頁", "一次執行的報告"),
 }
 ROOMS = {  # what the site shows of the playground: below the paragraph of a page that links to it
-    "README": "room=4",
+    "README": "room=train",
     "4_GRPO_MNIST/README": "figure=group",
-    "5_GRPO_Maxtext/README": "room=3",
+    "5_GRPO_Maxtext/README": "room=answers",
 }
 FIGURES = {  # and below a picture
     "values_crawl": "figure=crawl",
     "gae_timeline": "figure=gae",
+    "reinforce_gradient_variance": "figure=noise",
     "clipped_objective": "figure=clip",
     "ratio_passes": "figure=passes",
 }

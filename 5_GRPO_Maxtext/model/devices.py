@@ -86,7 +86,7 @@ def check_gpu(several: bool = False) -> None:
         )
 
 
-def ask_driver(*fields: str) -> list[list[str]]:
+def query_driver(*fields: str) -> list[list[str]]:
     """What nvidia-smi says about each GPU this process may use; empty if it doesn't answer."""
     command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
@@ -101,7 +101,7 @@ def ask_driver(*fields: str) -> list[list[str]]:
 def why_unused(packages: str) -> str:
     """Why JAX can't use the GPU of this machine, with the remedy."""
     cuda, oldest, least = CUDA_PACKAGES[packages]
-    driver, capability = (ask_driver("driver_version", "compute_cap") or [["", ""]])[0]
+    driver, capability = (query_driver("driver_version", "compute_cap") or [["", ""]])[0]
     if not driver:
         with contextlib.suppress(OSError):
             numbers = re.findall(
@@ -130,7 +130,7 @@ def share_memory(several: bool) -> None:
     if any(os.environ.get(name) for name in SHARE_NAMES):
         return
     try:
-        rows = [list(map(float, row)) for row in ask_driver("memory.free", "memory.used")]  # MiB
+        rows = [list(map(float, row)) for row in query_driver("memory.free", "memory.used")]  # MiB
     except ValueError:  # "[N/A]": a GPU that shares the processor's memory
         return
     outside = OUTSIDE_JAX_OF_SEVERAL if several or len(rows) > 1 else OUTSIDE_JAX
@@ -158,8 +158,8 @@ def on_mesh(mesh: jax.sharding.Mesh, axis_rules) -> Iterator[None]:
 
 def machine_for(c: RunConstants) -> Machine:
     """The run's machine: MACHINE or this one. On a CPU, a large model's dry run assumes a TPU."""
-    if told := parse_machine(c.MACHINE):
-        return told
+    if named := parse_machine(c.MACHINE):
+        return named
     device, count, platform = jax.devices()[0], jax.device_count(), jax.default_backend()
     name = device.device_kind
     if platform == "tpu":
@@ -260,8 +260,10 @@ def join() -> None:
     """
     names = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
     try:
-        told = {key: int(os.environ[name]) for key, name in names.items() if name in os.environ}
-        jax.distributed.initialize(**told)
+        from_environment = {
+            key: int(os.environ[name]) for key, name in names.items() if name in os.environ
+        }
+        jax.distributed.initialize(**from_environment)
     except (ValueError, RuntimeError) as error:
         raise UserError(
             f"DISTRIBUTED=True: jax does not find the other hosts ({first_line(error)}); set "
@@ -285,14 +287,14 @@ def only_first_prints() -> Iterator[None]:
         yield
 
 
-def no_bar() -> bool | None:
+def tqdm_disabled() -> bool | None:
     """For tqdm's `disable`: True on all hosts but the first; None hides the bar if there's no
     terminal.
     """
     return None if is_first() else True
 
 
-def of_first(number: int) -> int:
+def broadcast_from_first(number: int) -> int:
     """Broadcasts the first host's number, below 2^32, to all hosts."""
     return int(multihost_utils.broadcast_one_to_all(np.uint32(number)))
 

@@ -131,13 +131,13 @@ def parameters_of(hf: transformers.PretrainedConfig) -> int:
     return sum(math.prod(shape) for shape in config_json.weight_shapes(hf).values())
 
 
-def snapshot(model: str, without: list[str], **how: bool) -> Any:
+def snapshot(model: str, without: list[str], **options: bool) -> Any:
     """What huggingface_hub's snapshot_download returns for MODEL, name@revision or a name, and all
-    its files but those of these patterns; `how` are its other arguments.
+    its files but those of these patterns; `options` are its other arguments.
     """
     name, _, revision = model.partition("@")
     return huggingface_hub.snapshot_download(
-        name, revision=revision or None, ignore_patterns=without, **how
+        name, revision=revision or None, ignore_patterns=without, **options
     )
 
 
@@ -331,7 +331,7 @@ def to_maxtext_config(
         log_config=False,
         run_name="grpo",
         base_output_directory="runs",
-        jax_cache_dir="",  # process.keep_compiled sets up the compilation cache
+        jax_cache_dir="",  # process.enable_compilation_cache sets up the compilation cache
     )
     settings |= machine
     if settings["hardware"] == "cpu":

@@ -107,7 +107,7 @@ class Llm:
         actor: nnx.Module,
         reference: nnx.Module | None,
         rollout: BaseRollout,
-        how: RolloutConfig,
+        rollout_config: RolloutConfig,
         mesh: jax.sharding.Mesh,
         axis_rules: Sequence,
     ):
@@ -115,7 +115,7 @@ class Llm:
         self.actor = actor
         self.reference = reference
         self.rollout = rollout
-        self._how = how
+        self._rollout_config = rollout_config
         self.mesh, self._axis_rules = mesh, tuple(map(tuple, axis_rules))
         self.tokenizer = rollout.tokenizer
         self.pad_id, self.eos_ids = rollout.pad_id(), rollout.tokenizer.eos_ids
@@ -146,7 +146,7 @@ class Llm:
             step, self.c.NUM_BATCHES, self.c.TEMPERATURE, self.c.TEMPERATURE_END
         )
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.c.SEED), step), self._calls)
-        config = dataclasses.replace(self._how, temperature=self.temperature)
+        config = dataclasses.replace(self._rollout_config, temperature=self.temperature)
         return self._ask(questions["prompts"].tolist(), questions["question"].tolist(), config, key)
 
     def _ask(
@@ -155,7 +155,7 @@ class Llm:
         # vLLM takes no seed per request.
         config = dataclasses.replace(config, seed=None if self.c.ROLLOUT_ENGINE == "vllm" else key)
         if self.c.ENVIRONMENT:
-            return turns.walk(self.c, self.rollout, prompts, questions, config)
+            return turns.run_episodes(self.c, self.rollout, prompts, questions, config)
         return self.rollout.generate(prompts, config), None
 
     def answer(self, questions: Sequence[dict[str, str]], config_name: str) -> Answers:
@@ -163,7 +163,9 @@ class Llm:
         vllm = self.c.ROLLOUT_ENGINE == "vllm"  # batches requests itself
         chunk = len(questions) if vllm else self.c.BATCH_SIZE * self.c.NUM_GENERATIONS
         starts, chunks = range(0, len(questions), chunk), []
-        for start in tqdm(starts, f"evaluate, {config_name}", leave=None, disable=devices.no_bar()):
+        for start in tqdm(
+            starts, f"evaluate, {config_name}", leave=None, disable=devices.tqdm_disabled()
+        ):
             # The same noise before and after training, so only the model differs.
             key = jax.random.fold_in(jax.random.key(self.c.SEED + 1), start)
             part = questions[start : start + chunk]
@@ -367,16 +369,17 @@ def load_llm(c: RunConstants, folder: Path, hf, tokenizer) -> Llm:
         from model import vllm  # needs the TPU packages
 
         engine, options = vllm.engine_class(), {}
-        how = sampling_config(c, **vllm.engine_config(c, folder, rollout_mesh, tokenizer.eos_ids))
+        engine_settings = vllm.engine_config(c, folder, rollout_mesh, tokenizer.eos_ids)
+        rollout_config = sampling_config(c, **engine_settings)
     else:
         # On one device each prompt is computed once. With several, there may be fewer rows than
         # devices.
         prompt_config = llama.to_run_config(c, hf, rows=c.BATCH_SIZE) if mesh.size == 1 else None
         engine = MaxTextRollout
         options = dict(prompt_config=prompt_config, hf=hf, logits_clip=c.LOGITS_CLIP)
-        how, rollout_mesh = sampling_config(c), mesh
+        rollout_config, rollout_mesh = sampling_config(c), mesh
     adapter = TokenizerAdapter(tokenizer)
     rollout = engine(
-        actor, adapter, rollout_mesh, how, maxtext_config=config, merge=merge, **options
+        actor, adapter, rollout_mesh, rollout_config, maxtext_config=config, merge=merge, **options
     )
-    return Llm(c, actor, reference, rollout, how, mesh, config.logical_axis_rules)
+    return Llm(c, actor, reference, rollout, rollout_config, mesh, config.logical_axis_rules)

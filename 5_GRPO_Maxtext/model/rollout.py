@@ -48,12 +48,12 @@ GENERATION_CONFIGS = {
 def sampling_config(c: RunConstants, config_name: str = "", **changes: Any) -> RolloutConfig:
     """How to sample answers: as in training, or with an entry of GENERATION_CONFIGS."""
     if config_name:
-        how = GENERATION_CONFIGS[config_name]
+        sampling = GENERATION_CONFIGS[config_name]
     else:
-        how = dict(temperature=c.TEMPERATURE, top_k=c.TOP_K, top_p=c.TOP_P)
+        sampling = dict(temperature=c.TEMPERATURE, top_k=c.TOP_K, top_p=c.TOP_P)
     P, T = c.MAX_PROMPT_LENGTH, c.TOTAL_GENERATION_STEPS
     lengths = dict(max_prompt_length=P, max_tokens_to_generate=T, kv_cache_size=P + T)
-    return RolloutConfig(**how, **lengths, **changes)
+    return RolloutConfig(**sampling, **lengths, **changes)
 
 
 def has_end(tokens: Sequence[np.ndarray], eos_ids: Sequence[int]) -> np.ndarray:
@@ -69,7 +69,7 @@ def right_padded(rows: Sequence[Sequence[Any]], width: int, fill: Any, dtype) ->
     return padded
 
 
-def method_of(config: RolloutConfig) -> tuple[bool, float, int]:
+def sampling_method(config: RolloutConfig) -> tuple[bool, float, int]:
     """How a token is sampled: greedy, top_p, top_k. The temperature is the compiled program's
     argument.
     """
@@ -94,7 +94,7 @@ def sample(
         token = sample_top_p(logits[:, None], noise, temperature, top_p, kept)[0]
         return token, sampled_log_prob(logits, token, temperature, top_p, kept)
 
-    return jax.lax.switch(method, [functools.partial(draw, *how) for how in methods])
+    return jax.lax.switch(method, [functools.partial(draw, *each) for each in methods])
 
 
 def sampled_log_prob(logits, token, temperature, top_p: float, top_k: int) -> jax.Array:
@@ -157,15 +157,15 @@ class MaxTextRollout(BaseRollout):
         with self._axes():
             self._cache_places = nnx.to_pure_dict(nnx.get_named_sharding(self._prompt_cache, mesh))
         self._rest = jax.tree.map(llama.unused_random_state, rest)
-        hows = (rollout_config, *(RolloutConfig(**how) for how in GENERATION_CONFIGS.values()))
-        self._methods = tuple(dict.fromkeys(map(method_of, hows)))
+        configs = [RolloutConfig(**sampling) for sampling in GENERATION_CONFIGS.values()]
+        self._methods = tuple(dict.fromkeys(map(sampling_method, [rollout_config, *configs])))
         self._prefill, self._spread = jax.jit(self._prompt_pass), jax.jit(self._spread_rows)
-        whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())  # on every host
+        replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
         self._decode = jax.jit(  # donates the cache and returns it, so there's no second copy
             self._decode_all,
             static_argnames=("methods", "max_tokens"),
             donate_argnames="cache",
-            out_shardings=(whole, whole, None),
+            out_shardings=(replicated, replicated, None),  # tokens and log-probs on every host
         )
         self._first = jax.jit(sample, static_argnames="methods")
         self._next = jax.jit(self._column, static_argnames="methods", donate_argnames="cache")
@@ -291,7 +291,7 @@ class MaxTextRollout(BaseRollout):
             Tokens up to and including end-of-sequence, padding after it: int32 [B, T]; their
             log-probs [B, T] as in `sampled_log_prob`; the cache, which was donated.
         """
-        how = key, temperature, method, methods
+        sampling = key, temperature, method, methods
 
         def put(t, sampled, done, tokens, log_probs):
             token = jnp.where(done, self.pad_id(), sampled[0]).astype(jnp.int32)  # [B]
@@ -300,7 +300,7 @@ class MaxTextRollout(BaseRollout):
 
         def step(carry):
             t, cache, token, *answers = carry
-            *sampled, cache = self._column(params, rest, cache, token, lengths, t, *how)
+            *sampled, cache = self._column(params, rest, cache, token, lengths, t, *sampling)
             return t + 1, cache, *put(t, sampled, *answers)
 
         shape = len(lengths), max_tokens
@@ -308,7 +308,7 @@ class MaxTextRollout(BaseRollout):
         _, cache, _, _, tokens, log_probs = jax.lax.while_loop(
             lambda carry: (carry[0] < max_tokens) & ~jnp.all(carry[3]),
             step,
-            (jnp.int32(1), cache, *put(0, sample(logits, 0, *how), *empty)),
+            (jnp.int32(1), cache, *put(0, sample(logits, 0, *sampling), *empty)),
         )
         return tokens, log_probs, cache
 
@@ -316,9 +316,9 @@ class MaxTextRollout(BaseRollout):
         """Whether tokens, of any shape, end their answers."""
         return sum(token == eos_id for eos_id in self.tokenizer.eos_ids) > 0
 
-    def _how_to_sample(self, config: RolloutConfig) -> dict[str, Any]:
+    def _sampling_arguments(self, config: RolloutConfig) -> dict[str, Any]:
         """Temperature, method and methods of a `RolloutConfig`, as arguments for `_decode`."""
-        method = method_of(config)
+        method = sampling_method(config)
         if method not in self._methods:  # recompiles
             self._methods += (method,)
         return dict(
@@ -356,7 +356,7 @@ class MaxTextRollout(BaseRollout):
         distribution they were sampled from (temperature, top-k and top-p applied).
         """
         padded = self.encode(prompts, rollout_config.max_prompt_length)
-        key, how = rollout_config.seed, self._how_to_sample(rollout_config)
+        key, sampling = rollout_config.seed, self._sampling_arguments(rollout_config)
         B, params = self.rows, self._weights()
         chunks = []
         with self._axes():
@@ -370,7 +370,7 @@ class MaxTextRollout(BaseRollout):
                     logits,
                     self._lengths(rows),
                     jax.random.fold_in(key, i),
-                    **how,
+                    **sampling,
                     max_tokens=rollout_config.max_tokens_to_generate,
                 )
                 chunks.append(jax.tree.map(np.asarray, sampled))
@@ -416,18 +416,18 @@ class MaxTextRollout(BaseRollout):
         prompt_ids = self._fill_up(
             self.encode(prompts, rollout_config.max_prompt_length), self.rows
         )
-        how, lengths = self._how_to_sample(rollout_config), self._lengths(prompt_ids)
+        sampling, lengths = self._sampling_arguments(rollout_config), self._lengths(prompt_ids)
         params, t = self._weights(), 0
         with self._axes():
             logits, cache = self._prompts_done(params, prompt_ids)
-            token, log_prob = self._first(logits, t, key, **how)
+            token, log_prob = self._first(logits, t, key, **sampling)
         while True:
             tokens = yield np.asarray(token)[: len(prompts)], np.asarray(log_prob)[: len(prompts)]
-            t, fed = t + 1, np.full(self.rows, self.pad_id(), np.int32)
-            fed[: len(prompts)] = tokens
+            t, column = t + 1, np.full(self.rows, self.pad_id(), np.int32)
+            column[: len(prompts)] = tokens
             with self._axes():  # exited while the caller runs
                 token, log_prob, cache = self._next(
-                    params, self._rest, cache, fed, lengths, t, key, **how
+                    params, self._rest, cache, column, lengths, t, key, **sampling
                 )
 
     def _axes(self) -> contextlib.AbstractContextManager[None]:

@@ -39,7 +39,7 @@ def to_lines(rows: Sequence[dict[str, Any]]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def keep_lines(path: Path, last_step: int) -> set[int]:
+def drop_later_steps(path: Path, last_step: int) -> set[int]:
     """Drops the rows of later steps, which a resumed run repeats; returns the remaining steps."""
     rows = [row for row in read_lines(path) if row["step"] <= last_step]
     if path.exists():
@@ -126,10 +126,10 @@ def append_step(
     """
 
     # of all hosts' shards: NumPy
-    whole = functools.partial(multihost_utils.process_allgather, tiled=True)
+    to_host = functools.partial(multihost_utils.process_allgather, tiled=True)
 
     def flat(x):  # [passes, n, ...] to [N, ...]
-        return None if x is None else whole(x).reshape(-1, *x.shape[2:])
+        return None if x is None else to_host(x).reshape(-1, *x.shape[2:])
 
     before, after = log_prob
     mask, advantages, samples = flat(batch.mask), flat(batch.advantage), samples.flat()
@@ -142,7 +142,7 @@ def append_step(
         graded,
         advantages=advantages[:, 0] if advantages.shape[1] == 1 else advantages,
         counts=mask.any(axis=1),
-        log_prob=whole(before).reshape(mask.shape),
+        log_prob=to_host(before).reshape(mask.shape),
         log_prob_after=flat(after),
         log_prob_reference=flat(batch.ref_log_prob),
     )

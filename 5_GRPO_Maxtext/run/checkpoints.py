@@ -67,7 +67,7 @@ def check_bucket(address: str) -> None:
         raise UserError(f"{named}: {fault}; give it the role {roles}, too")
 
 
-def saved(root: str) -> list[int]:
+def saved_steps(root: str) -> list[int]:
     """The steps that have a complete checkpoint, in order."""
     place = epath.Path(root)
     steps = [path for path in place.iterdir() if is_step(path.name)] if place.exists() else []
@@ -93,7 +93,7 @@ def root_of_run(checkpoint_dir: str, folder: Path) -> str:
     owner, named = read_object(note), f"CHECKPOINT_DIR={checkpoint_dir}"
     if owner is None and note.exists():
         raise UserError(f"{named}: {note} is damaged; copy the run.json of its RUN_DIR over it")
-    if owner or saved(root):
+    if owner or saved_steps(root):
         fault = (
             f"{root} holds the checkpoints of another run "
             f"({(owner or {}).get('RUN_DIR', 'unknown')})"

@@ -25,7 +25,8 @@ def refuse(c: RunConstants) -> None:
 
 def combinations(c: RunConstants) -> None:
     """Constants that contradict each other."""
-    vllm, ahead, world = c.ROLLOUT_ENGINE == "vllm", c.ROLLOUTS == "one-step-ahead", c.ENVIRONMENT
+    vllm, ahead = c.ROLLOUT_ENGINE == "vllm", c.ROLLOUTS == "one-step-ahead"
+    environment = c.ENVIRONMENT
     micro = c.TRAIN_MICRO_BATCH_SIZE
     kept = c.ZERO_VARIANCE_GROUPS == "keep"
     alone = c.ADVANTAGE == "none"
@@ -148,12 +149,12 @@ def combinations(c: RunConstants) -> None:
         ),
         (
             "ADVANTAGE",
-            c.ADVANTAGE.startswith("turn") and not world,
+            c.ADVANTAGE.startswith("turn") and not environment,
             "judges turns; name an ENVIRONMENT",
         ),
         (
             "REWARDS",
-            "episode_return" in listed and not world,
+            "episode_return" in listed and not environment,
             "episode_return needs an environment; name an ENVIRONMENT",
         ),
         *(
@@ -163,8 +164,8 @@ def combinations(c: RunConstants) -> None:
         *(
             (
                 name,
-                world and wrong,
-                f"does not work with turns (ENVIRONMENT={world}); set it to {value}",
+                environment and wrong,
+                f"does not work with turns (ENVIRONMENT={environment}); set it to {value}",
             )
             for name, wrong, value in (
                 ("ROLLOUT_ENGINE", vllm, "maxtext"),

@@ -129,9 +129,9 @@ def check_data(c: RunConstants, hf, tokenizer, course: ModuleType) -> None:
         print(f"data     unchecked ({error})")
     grader = start.checked_grader(c, hf, tokenizer, course, data)
     if c.ENVIRONMENT:
-        print(f"world    {c.ENVIRONMENT}, at most {c.MAX_TURNS} turns")
+        print(f"episodes {c.ENVIRONMENT}, at most {c.MAX_TURNS} turns")
     rows, sources = start.make_splits(c, data, grader, tokenizer)
-    questions.say_overlap(rows)
+    questions.print_overlap(rows)
     lengths = (
         f"at most {c.MAX_PROMPT_LENGTH} tokens" if tokenizer else "lengths unchecked (no tokenizer)"
     )

@@ -155,7 +155,8 @@ FAULTS = (
         "resumed",
         "step",
         lambda s: (
-            s.now.reward < s.seam.reward - MOVED * s.seam.reward_std and not s.seam.kl >= KL_HIGH
+            s.now.reward < s.before_resume.reward - MOVED * s.before_resume.reward_std
+            and not s.before_resume.kl >= KL_HIGH
         ),
     ),
     Fault("kl", "step", lambda s: not s.teacher and s.now.kl >= KL_HIGH),
@@ -236,16 +237,15 @@ def check(
     now.test_correct = rows[-1].get("test_correct", np.nan)
     # the last steps before it was resumed, while all of the last ones came after it
     earlier = [row for row in rows if row["step"] <= resumed][-WINDOW:]
-    seam = medians(earlier if earlier and rows[-WINDOW]["step"] > resumed else [])
-    # RLOO's loss sums over an answer's tokens; the mean's gradient is that many times smaller.
+    before_resume = medians(earlier if earlier and rows[-WINDOW]["step"] > resumed else [])
+    # The gradient of a sum over an answer's tokens is `length` times that of their mean.
     summed = now.length if constants.get("LOSS_AGG_MODE") == "seq-mean-token-sum" else 1
     seen = SimpleNamespace(
         first=first,
         now=now,
-        seam=seam,
+        before_resume=before_resume,
         limit=float(constants["MAX_GRAD_NORM"]) * summed,  # 0: no clip
         temperature=float(constants.get("TEMPERATURE", 1)),
-        # older runs don't have it, and no mismatch either
         corrected=constants.get("SAMPLER_CORRECTION"),
         episodes=constants.get("ENVIRONMENT"),
         teacher=constants.get("TEACHER"),
@@ -260,7 +260,13 @@ def check(
     turned = collections.defaultdict(
         str, {name: f"{name}={value}" for name, value in constants.items()}
     )
-    values = {"first": first, "now": now, "seam": seam, "turn": turned, "resumed": resumed}
+    values = {
+        "first": first,
+        "now": now,
+        "before_resume": before_resume,
+        "turn": turned,
+        "resumed": resumed,
+    }
     values |= {"start": int(rows[0]["step"]), "begin": int(rows[-WINDOW]["step"])}
     values |= {"end": int(rows[-1]["step"]), "limits": ", ".join(turned[name] for name in limits)}
     rewards = [turned[name] for name in ("REWARDS", "REWARD_FUNC") if constants.get(name)]

@@ -77,8 +77,8 @@ def digest(text: str) -> str:
 
 
 @contextlib.contextmanager
-def only_our_files(folder: Path) -> Iterator[None]:
-    """Raises UserError if the block stumbles over what stands in a file of the run in `folder`."""
+def refuse_foreign_files(folder: Path) -> Iterator[None]:
+    """Raises UserError if the block fails on the content of a file of the run in `folder`."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -94,7 +94,7 @@ def write(folder: Path, *others: Path) -> Path:
 
     With another run it's compare.html, which overlays the two. UserError if it can't.
     """
-    with only_our_files(folder):
+    with refuse_foreign_files(folder):
         data = compare_data(read(folder), *map(read, others)) if others else run_data(read(folder))
     return save(folder / ("compare.html" if others else "report.html"), data)
 

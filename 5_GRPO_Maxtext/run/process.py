@@ -24,7 +24,7 @@ COMPILED_BYTES = 2**30  # above it the least recently used programs are deleted
 PROFILED_STEP = 3  # of a process: the first two compile
 
 
-def keep_compiled() -> None:
+def enable_compilation_cache() -> None:
     """Turns on jax's compilation cache, in COMPILED or JAX_COMPILATION_CACHE_DIR.
 
     Off for several processes on CPUs: gloo, which connects them, aborts in a program that was read
@@ -67,7 +67,7 @@ def stop_after_step() -> Iterator[threading.Event]:
 
     old = {
         number: signal.signal(number, on_signal)
-        for number in settings.heeded(settings.STOP_SIGNALS)
+        for number in settings.not_ignored(settings.STOP_SIGNALS)
     }
     try:
         yield stop

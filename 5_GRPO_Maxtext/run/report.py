@@ -35,7 +35,7 @@ KEPT = (  # in result.json
 )
 
 
-def introduce(
+def print_start(
     c: RunConstants, folder: RunFolder, parameters: int, trained: int, model_folder, hf, task, rows
 ) -> None:
     """Prints what is about to run: model, data, rewards, step, run.
@@ -44,7 +44,7 @@ def introduce(
     questions by split; some are empty.
     """
     adapter = f", LoRA of rank {c.LORA_RANK} trains {trained:,}" if c.LORA_RANK else ""
-    column = "laptop" if settings.is_small(c.MODEL) else "tpu"
+    column = "small" if settings.is_small(c.MODEL) else "large"
     data = [
         f"{split}: {task.sources[split]} ({len(rows[split]):,})"
         for split in ("train", "validation", "test")
@@ -61,10 +61,10 @@ def introduce(
         f"{jax.device_count()} {jax.devices()[0].device_kind} device(s), generation by "
         f"{c.ROLLOUT_ENGINE}, in {folder.path}"
     )
-    questions.say_overlap(rows)
-    if folder.done:
+    questions.print_overlap(rows)
+    if folder.steps_done:
         print(
-            f"going on after step {folder.done} of {c.NUM_BATCHES}, "
+            f"going on after step {folder.steps_done} of {c.NUM_BATCHES}, "
             f"from the checkpoint in {folder.path}"
         )
 
@@ -105,7 +105,7 @@ def write(c: RunConstants, folder: RunFolder, source: str) -> None:
     The test questions come from `source`. For processes that were stopped, the total time only
     counts the steps they've saved. UserError if a file in the folder is none of ours.
     """
-    with page.only_our_files(folder.logs):
+    with page.refuse_foreign_files(folder.logs):
         write_from_files(c, folder, source)
 
 
@@ -115,7 +115,7 @@ def write_from_files(c: RunConstants, folder: RunFolder, source: str) -> None:
     before, after, log = *read.tests.values(), read.log
     # imports take longer than some runs' steps
     seconds = time.time() - psutil.Process().create_time()
-    seconds += sum(row["seconds"] for row in log if row["step"] <= folder.done)
+    seconds += sum(row["seconds"] for row in log if row["step"] <= folder.steps_done)
     timed = [row["seconds"] for row in log]
     # the first step compiles
     per_step = round(float(np.median(timed[1:] or timed)), 4) if log else None
@@ -162,4 +162,4 @@ def write_from_files(c: RunConstants, folder: RunFolder, source: str) -> None:
     print(f"curves: tensorboard --logdir {shlex.quote(f'{logs}/tensorboard')}")
     if c.PROFILE_DIR and any(epath.Path(c.PROFILE_DIR).glob("plugins/profile/*/*")):
         print(f"trace of one step: tensorboard --logdir {shlex.quote(c.PROFILE_DIR)}")
-    folder.keep()
+    folder.update_run_json()

@@ -105,8 +105,8 @@ class Checkpoint(NamedTuple):
     constants: dict[str, Any]  # of the run, from constants.json
 
     @property
-    def note(self) -> dict[str, Any]:
-        """Its run.json; empty if that's lost."""
+    def run_json(self) -> dict[str, Any]:
+        """What the run's run.json holds; empty if it's lost."""
         return read_object(self.run_dir / "run.json") or {}
 
 

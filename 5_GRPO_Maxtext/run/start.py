@@ -30,7 +30,7 @@ def prepare(c: RunConstants, tables) -> None:
     """The first steps of a run and of a dry run."""
     checks.refuse(c)
     versions.prepare_libraries()
-    process.keep_compiled()
+    process.enable_compilation_cache()
     check_method(c, tables)
     devices.check_machine(c)
 
@@ -193,7 +193,7 @@ def check_disk(c, hf) -> None:
     with contextlib.suppress(OSError):  # `open_folder` says which folder can't be used
         if c.RUN_DIR and not root.startswith("gs://"):
             root = checkpoints.root_of_run(c.CHECKPOINT_DIR, Path(c.RUN_DIR))
-            kept = len(checkpoints.saved(root))
+            kept = len(checkpoints.saved_steps(root))
         trained = memory.trained_parameters(c, hf, llama.parameters_of(hf))
         download = sum(map(llama.bytes_to_download, (c.MODEL, c.TEACHER)))
         memory.check_disk(c, trained, root, kept, download)
@@ -222,11 +222,11 @@ def open_run(
         devices.plan_devices(c, hf, jax.devices())  # refuses before anything is written
         with run_folder.open_folder(c, arguments) as folder:
             rows, sources = make_splits(c, data, grader, tokenizer, folder.logs / "too_long.csv")
-            folder.same(run_folder.identity(c, rows, grader.names, course.__file__), c)
+            folder.check_identity(run_folder.identity(c, rows, grader.names, course.__file__), c)
             llm = load_llm(c, model_folder, hf, tokenizer)
             parameters = llama.count_parameters(llm.actor)
             trained = memory.trained_parameters(c, hf, parameters)
             task = make_task(c, rows, grader, sources)
-            folder.keep(overlap=questions.overlap(rows))
-            report.introduce(c, folder, parameters, trained, model_folder, hf, task, rows)
+            folder.update_run_json(overlap=questions.overlap(rows))
+            report.print_start(c, folder, parameters, trained, model_folder, hf, task, rows)
             yield c, llm, task, folder

@@ -114,7 +114,7 @@ class TrainingLog:
             initial=first_step,
             desc="GRPO",
             unit="step",
-            disable=devices.no_bar(),
+            disable=devices.tqdm_disabled(),
         )
 
     def _to_csv(self, rows: Iterable[Mapping[str, float]], header: bool = False) -> str:
@@ -196,15 +196,15 @@ class TrainingRun:
     def __enter__(self) -> "TrainingRun":
         logs = self.folder.logs
         with contextlib.ExitStack() as stack:
-            stack.callback(self.folder.keep)  # when the last checkpoint is whole
+            stack.callback(self.folder.update_run_json)  # when the last checkpoint is whole
             self._manager = checkpoints.open_manager(self.folder.checkpoints, self.c.MAX_TO_KEEP)
             stack.callback(self._manager.close)
             self.first_step = self._manager.latest_step() or 0
             self._log = TrainingLog(logs, self.c, self.first_step)
             stack.callback(self._log.close)
             self.log = self._log.rows
-            answers.keep_lines(logs / "answers.jsonl", self.first_step)
-            self._evaluated = answers.keep_lines(logs / "evaluations.jsonl", self.first_step)
+            answers.drop_later_steps(logs / "answers.jsonl", self.first_step)
+            self._evaluated = answers.drop_later_steps(logs / "evaluations.jsonl", self.first_step)
             self._stop = stack.enter_context(process.stop_after_step())
             self._stack = stack.pop_all()
         return self
@@ -237,7 +237,7 @@ class TrainingRun:
         loop = {name: value() if callable(value) else value for name, value in self.carried.items()}
         loop["beta"] = self.beta
         # before the checkpoint: a log of more steps than it is cut, of fewer has a hole
-        self.folder.keep()
+        self.folder.update_run_json()
         checkpoints.save(
             self._manager,
             done,

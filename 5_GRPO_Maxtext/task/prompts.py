@@ -75,8 +75,8 @@ def chat(tokenizer, messages: Sequence[Mapping[str, str]]) -> str:
     """`messages` in the tokenizer's chat template, dated DAY so that a resumed run gets the same
     prompts.
     """
-    how = dict(add_generation_prompt=True, tokenize=False, strftime_now=DAY.strftime)
-    return tokenizer.apply_chat_template(messages, **how)
+    options = dict(add_generation_prompt=True, tokenize=False, strftime_now=DAY.strftime)
+    return tokenizer.apply_chat_template(messages, **options)
 
 
 def to_prompt(tokenizer, question: str, *, template: str, system_prompt: str) -> str:

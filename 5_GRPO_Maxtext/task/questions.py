@@ -89,7 +89,7 @@ def read_file(path: Path, constant: str = "DATASET") -> list[tuple[int, Any]]:
             return list(enumerate(pyarrow.parquet.ParquetFile(path).read().to_pylist(), start=1))
         text = path.read_text(encoding="utf-8-sig")  # some editors write a byte-order mark
         if text.lstrip().startswith("["):
-            return list(enumerate(json.loads(text, object_pairs_hook=once), start=1))
+            return list(enumerate(parse_json(text), start=1))
     except (
         OSError,
         ValueError,
@@ -136,13 +136,18 @@ def truth_text(value: Any) -> str:
     return as_json(value) if isinstance(value, (bool, int, float, list, dict)) else str(value)
 
 
-def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def refuse_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object; ValueError if a key is given twice, of which json would drop the first."""
     row = dict(pairs)
     if len(row) < len(pairs):
         [(key, _)] = collections.Counter(key for key, _ in pairs).most_common(1)
         raise ValueError(f"{key!r} is given twice in one object")
     return row
+
+
+def parse_json(text: str) -> Any:
+    """`json.loads`; ValueError also if an object has a key twice."""
+    return json.loads(text, object_pairs_hook=refuse_duplicate_keys)
 
 
 def to_question(row: Any, optional: bool = False) -> dict[str, Any]:
@@ -212,7 +217,7 @@ def read_questions(
         part = parts.setdefault(source, [])
         for number, row in rows:
             try:
-                row = json.loads(row, object_pairs_hook=once) if isinstance(row, str) else row
+                row = parse_json(row) if isinstance(row, str) else row
                 question = to_question(row, optional)
                 task, answer, extra_info = map(
                     question.get, ("data_source", "answer", "extra_info")
@@ -290,7 +295,7 @@ def overlap(rows: Mapping[str, Sequence[Mapping[str, str]]]) -> list[tuple[str, 
     return shared
 
 
-def say_overlap(rows: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
+def print_overlap(rows: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
     """Prints how many questions two sets share that should have none in common."""
     for use, other, count, total in overlap(rows):
         some = f"{count:,} of {total:,} {NAMES[use]}"
@@ -346,7 +351,7 @@ def hold_out(rows: list[dict[str, str]], validation: list[dict[str, str]], count
         source: collections.Counter(question_key(row["question"]) for row in own)
         for source, own in by_source.items()
     }
-    drawn: set[str] = set()
+    held_keys: set[str] = set()
     held, names = [], []
     for source, own in by_source.items():
         file = str(validation_file(source))
@@ -356,17 +361,17 @@ def hold_out(rows: list[dict[str, str]], validation: list[dict[str, str]], count
             continue
         mine, few = set(), share
         for key in random.Random(0).sample(list(keys[source]), len(keys[source])):
-            fits = keys[source][key] <= few
-            if fits and key not in drawn and all(keys[name][key] <= most[name] for name in keys):
+            fits = keys[source][key] <= few and key not in held_keys
+            if fits and all(keys[name][key] <= most[name] for name in keys):
                 mine.add(key)
                 few -= keys[source][key]
                 for name in keys:
                     most[name] -= keys[name][key]
-        drawn |= mine
+        held_keys |= mine
         held.append([row for row in own if question_key(row["question"]) in mine])
         names.append(f"{len(held[-1]):,} of {source}, not trained on")
     left = [
-        [row for row in own if question_key(row["question"]) not in drawn]
+        [row for row in own if question_key(row["question"]) not in held_keys]
         for own in by_source.values()
     ]
     return interleave(held)[:count], interleave(left), ", ".join(names)

@@ -114,7 +114,7 @@ class Grader:
         return not WANT_THINK_TAGS.isdisjoint(self.names)
 
     @property
-    def by_world(self) -> bool:
+    def by_environment(self) -> bool:
         """Whether only the environment rewards: then ending with a reward above 0 is right."""
         return self.names == ("episode_return",)
 
@@ -126,7 +126,7 @@ class Grader:
         `episodes` are those of ENVIRONMENT. Uses `compute_score` if it's one of the rewards; else 1
         for what `is_right`, and 0 for anything else.
         """
-        if self.by_world:
+        if self.by_environment:
             return np.array([float(episode.right) for episode in episodes])
         if "compute_score" in self.names:
             function = self.functions[self.names.index("compute_score")]
@@ -138,7 +138,9 @@ class Grader:
         self, completions, answer, data_source, extra_info, episodes=None, **columns
     ) -> np.ndarray:
         """Whether each one's last number is right, or `score` if gold isn't a number; bool [N]."""
-        by_number = [not self.by_world and parse_number(str(gold)) is not None for gold in answer]
+        by_number = [
+            not self.by_environment and parse_number(str(gold)) is not None for gold in answer
+        ]
         lenient = [
             grade_lenient(text, str(gold)) for text, gold in zip(completions, answer, strict=True)
         ]
@@ -151,7 +153,7 @@ class Grader:
         """Whether each one has the format that the prompt asks for, or the environment ended it;
         bool [N].
         """
-        if self.by_world:
+        if self.by_environment:
             return np.array([episode.terminated for episode in episodes])
         tags = THINK_TAGS if self.think_tags else TAGS
         return np.array([format_ok(completion, tags) for completion in completions])
@@ -171,10 +173,10 @@ class Grader:
         votes = []
         for answer in map(task_rewards.final_answer if by_task else extract_answer, completions):
             known = [*dict.fromkeys(filter(None, votes)), answer] if answer else []
-            same = (
+            equal = (
                 o for o in known if any(task_rewards.same_answer(task, answer, o) for task in tasks)
             )
-            votes.append(next(same, None))
+            votes.append(next(equal, None))
         return votes
 
 
@@ -228,9 +230,9 @@ def make_grader(
                 "then compute_score grades by data_source"
             )
     if "compute_score" in names:
-        known["compute_score"] = by_row(known["compute_score"], reward_file)
+        known["compute_score"] = with_tunix_signature(known["compute_score"], reward_file)
     files = tuple(Path(reward_file).name if name in own else "built in" for name in names)
-    return Grader(tuple(names), files, [guarded(name, known[name]) for name in names])
+    return Grader(tuple(names), files, [checked_reward(name, known[name]) for name in names])
 
 
 def call_user_code(what: str, function: Callable, *arguments, **named):
@@ -277,7 +279,7 @@ def load_file(path: Path, constant: str = "REWARD_FUNC") -> ModuleType:
     return module
 
 
-def by_row(score: Callable[..., float], reward_file: str) -> Reward:
+def with_tunix_signature(score: Callable[..., float], reward_file: str) -> Reward:
     """Wraps a `compute_score` in Tunix's signature; UserError unless it takes SCORE_ARGUMENTS.
 
     Caches scores, because a step's log asks for them again.
@@ -285,11 +287,11 @@ def by_row(score: Callable[..., float], reward_file: str) -> Reward:
     try:
         inspect.signature(score).bind(**dict.fromkeys(SCORE_ARGUMENTS))
     except TypeError as error:
-        told = (
+        fault = (
             f"REWARD_FUNC={reward_file}: compute_score {error}; "
             f"it takes {', '.join(SCORE_ARGUMENTS)}"
         )
-        raise UserError(told) from None
+        raise UserError(fault) from None
     scored: dict[tuple[str, ...], float] = {}
 
     def score_of(row: tuple[str, ...]) -> float:
@@ -313,26 +315,28 @@ def by_row(score: Callable[..., float], reward_file: str) -> Reward:
     return scores
 
 
-def guarded(name: str, reward_fn: Reward) -> Reward:
+def checked_reward(name: str, reward_fn: Reward) -> Reward:
     """Wraps `reward_fn` under its name in REWARDS, gives it copies, and turns its errors into
     UserError.
     """
 
     @functools.wraps(reward_fn)
     def checked(prompts, completions, **columns):
-        told, given = f"reward function {name}", dict(prompts=prompts, completions=completions)
-        rewards = call_user_code(f"{told} raised", on_copies(reward_fn), **given, **columns)
+        subject, given = f"reward function {name}", dict(prompts=prompts, completions=completions)
+        rewards = call_user_code(f"{subject} raised", on_copies(reward_fn), **given, **columns)
         try:
             values = np.asarray(rewards).tolist()
         except ValueError:  # lists of different lengths
             values = None
         if not isinstance(values, list) or len(values) != len(completions):
             how_many = f"{rewards!r:.60} for {len(completions)} completions"
-            raise UserError(f"{told} returned {how_many}; return one number per completion")
+            raise UserError(f"{subject} returned {how_many}; return one number per completion")
         for value, text in zip(values, completions):
             if not isinstance(value, numbers.Real) or not abs(value) <= MAX_REWARD:
                 remedy = f"return a number of at most {MAX_REWARD:.0e}"
-                raise UserError(f"{told} returned {value!r:.60} for completion {text!r}; {remedy}")
+                raise UserError(
+                    f"{subject} returned {value!r:.60} for completion {text!r}; {remedy}"
+                )
         return list(map(float, values))
 
     checked.__name__ = name  # the log's column

@@ -72,7 +72,7 @@ def load(environment: str) -> type:
     return kind
 
 
-def ask_world(environment: str, call: str, method: Callable, *arguments):
+def call_environment(environment: str, call: str, method: Callable, *arguments):
     """Calls an environment's `reset` or `step`, named `call`, and checks that it follows the
     interface.
     """
@@ -108,7 +108,7 @@ def around_observation(tokenizer) -> tuple[str, str]:
 
 
 # %% Episodes --------------------------------------------------------------------------------------
-class Walker:
+class EpisodeInProgress:
     """An episode in progress: takes the token sampled for each column, returns the one the row
     gets.
 
@@ -125,44 +125,44 @@ class Walker:
         self.around = around
         self.limit = limit
         self.tokens, self.log_probs, self.turn, self.texts, self.rewards = [], [], [], [], []
-        self.action, self.fed = [], deque()
+        self.action, self.queue = [], deque()
         self.over = self.terminated = False
-        self.world = call_user_code(
+        self.environment = call_user_code(
             f"ENVIRONMENT={c.ENVIRONMENT}: Environment() raised", load(c.ENVIRONMENT)
         )
-        first, *_ = ask_world(c.ENVIRONMENT, "reset", self.world.reset, question, rng)
+        first, *_ = call_environment(c.ENVIRONMENT, "reset", self.environment.reset, question, rng)
         if first:
-            self.hear(first, first)
+            self.queue_tokens(first, first)
         if self.over:
             raise UserError(
                 f"TOTAL_GENERATION_STEPS={limit}: ENVIRONMENT={c.ENVIRONMENT} fills it at reset; "
                 "raise it"
             )
 
-    def take(self, token: int, log_prob: float) -> int:
+    def next_token(self, token: int, log_prob: float) -> int:
         """The next column's token: the sampled one or the environment's; padding after the end."""
         if self.over:
             return self.tokenizer.pad_id()
-        mine = not self.fed
-        if not mine:
-            token, log_prob = self.fed.popleft(), 0.0
+        by_model = not self.queue
+        if not by_model:
+            token, log_prob = self.queue.popleft(), 0.0
         self.tokens.append(token)
         self.log_probs.append(log_prob)
-        self.turn.append(len(self.rewards) if mine else -1)
-        if mine:
+        self.turn.append(len(self.rewards) if by_model else -1)
+        if by_model:
             self.action.append(token)
             ends = token in self.tokenizer.eos_ids
             if ends or (self.stop and self.stop in self.tokenizer.decode(self.action)):
-                self.act(ends)
+                self.step_environment(ends)
         self.over |= len(self.tokens) == self.limit
         return token
 
-    def act(self, ends: bool) -> None:
+    def step_environment(self, ends: bool) -> None:
         """Lets the environment answer; `ends`: the action ended with the end-of-sequence token."""
         text = self.tokenizer.decode(self.action, skip_special_tokens=True)
         self.texts.append(text)
         self.action = []
-        answer = ask_world(self.c.ENVIRONMENT, "step", self.world.step, text)
+        answer = call_environment(self.c.ENVIRONMENT, "step", self.environment.step, text)
         observation, reward, self.terminated, truncated = answer
         self.rewards.append(float(reward))
         self.over = self.terminated or truncated or len(self.rewards) == self.c.MAX_TURNS
@@ -173,9 +173,9 @@ class Walker:
                 if self.stop
                 else as_letters(self.tokenizer, observation).join(self.around)
             )
-            self.hear(observation, text)
+            self.queue_tokens(observation, text)
 
-    def hear(self, observation: str, text: str) -> None:
+    def queue_tokens(self, observation: str, text: str) -> None:
         """Queues the observation's tokens; cuts the episode off if they don't fit in the row."""
         tokens = self.tokenizer.encode(text, add_special_tokens=False)
         if self.tokenizer.pad_id() in tokens:
@@ -187,7 +187,7 @@ class Walker:
             self.over = True
             return
         self.texts.append(observation)
-        self.fed.extend(tokens)
+        self.queue.extend(tokens)
 
     def text(self) -> str:
         """All of the finished episode, including the environment's part."""
@@ -211,7 +211,7 @@ class Walker:
         )
 
 
-def walk(
+def run_episodes(
     c: RunConstants, rollout, prompts: list[str], questions: Sequence[str], config: RolloutConfig
 ) -> tuple[RolloutOutput, list[Episode]]:
     """Runs an episode of ENVIRONMENT from each prompt; passes each question to its `reset`.
@@ -222,26 +222,29 @@ def walk(
     tokenizer, limit = rollout.tokenizer, config.max_tokens_to_generate
     stop = getattr(load(c.ENVIRONMENT), "STOP", "")
     around = None if stop else around_observation(tokenizer)
-    walkers = []
+    episodes = []
     for start in range(0, len(prompts), rollout.rows):
         part = slice(start, start + rollout.rows)
-        drawn_by = jax.random.fold_in(config.seed, start)
-        seeds = np.random.SeedSequence(jax.random.key_data(drawn_by).tolist()).spawn(
-            len(prompts[part])
-        )
-        asked = zip(questions[part], map(np.random.default_rng, seeds), strict=True)
-        rows = [Walker(c, tokenizer, stop, around, limit, *given) for given in asked]
-        columns = rollout.token_by_token(prompts[part], config, drawn_by)
+        key = jax.random.fold_in(config.seed, start)
+        seeds = np.random.SeedSequence(jax.random.key_data(key).tolist()).spawn(len(prompts[part]))
+        generators = map(np.random.default_rng, seeds)
+        rows = [
+            EpisodeInProgress(c, tokenizer, stop, around, limit, question, rng)
+            for question, rng in zip(questions[part], generators, strict=True)
+        ]
+        columns = rollout.token_by_token(prompts[part], config, key)
         tokens = None
         while not all(row.over for row in rows):
             sampled = zip(*(x.tolist() for x in columns.send(tokens)), strict=True)
-            tokens = np.array([row.take(*token) for row, token in zip(rows, sampled, strict=True)])
-        walkers += rows
+            tokens = np.array(
+                [row.next_token(*token) for row, token in zip(rows, sampled, strict=True)]
+            )
+        episodes += rows
     output = RolloutOutput(
-        text=[row.text() for row in walkers],
+        text=[row.text() for row in episodes],
         logits=None,
-        tokens=[np.array(row.tokens, np.int32) for row in walkers],
+        tokens=[np.array(row.tokens, np.int32) for row in episodes],
         left_padded_prompt_tokens=rollout.encode(prompts, config.max_prompt_length),
-        logprobs=[np.array(row.log_probs, np.float32) for row in walkers],
+        logprobs=[np.array(row.log_probs, np.float32) for row in episodes],
     )
-    return output, [row.episode() for row in walkers]
+    return output, [row.episode() for row in episodes]

@@ -153,7 +153,7 @@ def print_devices() -> None:
     device = jax.devices()[0]
     share = (device.memory_stats() or {}).get("bytes_limit", 0) / 2**30
     fraction = next(filter(None, map(os.environ.get, devices.SHARE_NAMES)), "not set")
-    driver = devices.ask_driver("driver_version", "memory.total") or [["none", "0"]]
+    driver = devices.query_driver("driver_version", "memory.total") or [["none", "0"]]
     seen = {
         "devices": f"{jax.device_count()} x {device.device_kind}",
         "compute capability": getattr(device, "compute_capability", "none"),

@@ -82,7 +82,7 @@ from maxtext.checkpoint_conversion.to_maxtext import get_maxtext_model_info
 from maxtext.checkpoint_conversion.utils.utils import detect_and_extract_checkpoint
 
 from model import config_json, llama, lora, versions
-from run import checkpoints, run_files, trained
+from run import checkpoints, run_files, trained_model
 from run.memory import refuse_full_disk
 from tools import model_card
 
@@ -130,8 +130,8 @@ def from_orbax(checkpoint: Path, run_id: str = "") -> dict[str, np.ndarray]:
         with ocp.PyTreeCheckpointer() as orbax:
             tree = orbax.metadata(checkpoint).item_metadata.tree
             tree = {name: tree[name] for name in ("params", "base") if name in tree} or tree
-            how = jax.tree.map(lambda _: ocp.ArrayRestoreArgs(restore_type=np.ndarray), tree)
-            args = ocp.args.PyTreeRestore(item=tree, restore_args=how, partial_restore=True)
+            as_numpy = jax.tree.map(lambda _: ocp.ArrayRestoreArgs(restore_type=np.ndarray), tree)
+            args = ocp.args.PyTreeRestore(item=tree, restore_args=as_numpy, partial_restore=True)
             read, fault = orbax.restore(checkpoint, args=args), ""
         if (beside := checkpoint.parent / "loop").exists():  # a run's
             with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as orbax:
@@ -224,8 +224,8 @@ def to_huggingface(
     run's.
     """
     if checkpoint:
-        trained.warn_if_model_changed(c.MODEL or checkpoint.constants["MODEL"], checkpoint)
-    stored = from_orbax(saved, *([checkpoint.note.get("run_id", "")] if checkpoint else []))
+        trained_model.warn_if_model_changed(c.MODEL or checkpoint.constants["MODEL"], checkpoint)
+    stored = from_orbax(saved, *([checkpoint.run_json.get("run_id", "")] if checkpoint else []))
     scanned = any(name.startswith("params-decoder-layers-") for name in stored)
     adapted = [name.removesuffix("_lora_a") for name in stored if name.endswith("_lora_a")]
     if not checkpoint and (adapted or not c.MODEL):
@@ -284,7 +284,7 @@ def to_huggingface(
 def find_weights(source: Path) -> tuple[Path | None, run_files.Checkpoint | None]:
     """The newest Orbax weights under `source`, if any, and the run's checkpoint they belong to."""
     if checkpoint := run_files.checkpoint_at(source, "SOURCE"):
-        root, step = trained.place_of(checkpoint, "SOURCE")
+        root, step = trained_model.root_and_step(checkpoint, "SOURCE")
         return epath.Path(root) / str(step) / "weights", checkpoint._replace(step=step)
     source = source.resolve()  # Orbax wants whole paths
     names = "weights", "items", source.name  # the main script's name, MaxText's, or that of a copy

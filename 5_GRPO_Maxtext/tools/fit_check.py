@@ -497,7 +497,7 @@ def largest(name: str, algorithm: str, arguments: Sequence[str]) -> tuple[list[d
         sizes = (f"BATCH_SIZE={2**i}",)
         if not card:
             answers = machine.chips * 2**i
-            group = min(answers, settings.defaults(demo.Constants, "tpu")["NUM_GENERATIONS"])
+            group = min(answers, settings.defaults(demo.Constants, "large")["NUM_GENERATIONS"])
             if group < 2:  # one answer has no group to be compared with
                 continue
             sizes = f"BATCH_SIZE={answers // group}", f"NUM_GENERATIONS={group}"

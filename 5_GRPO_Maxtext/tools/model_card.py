@@ -101,7 +101,7 @@ def model_card(checkpoint: Checkpoint, model: str, folder: Path) -> ModelCard:
         model=model,
         step=step,
         code=code,
-        run_id=checkpoint.note.get("run_id", "unknown"),
+        run_id=checkpoint.run_json.get("run_id", "unknown"),
         constants=escape_controls(json.dumps(c, indent=1, ensure_ascii=False)),
         table=comparison_table(result["before"], after, c["EVAL_CONFIG"], right) if after else "",
         content=repr(c["TEMPLATE"].format(system_prompt=system_prompt, question=QUESTION)),

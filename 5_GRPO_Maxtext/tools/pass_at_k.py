@@ -66,8 +66,7 @@ import inference
 import reward_func
 from model import devices, llama, versions
 from model.rollout import sampling_config
-from run import process, run_files, run_folder, start
-from run import trained as runs
+from run import process, run_files, run_folder, start, trained_model
 from task import questions, run_grader
 from task.questions import GRADED
 
@@ -131,17 +130,18 @@ def count_right(c: Constants, run: str, trained: bool) -> dict[str, np.ndarray]:
     """How many of n answers to each question are right, strict and lenient: int [Q] each."""
     ask, checkpoint, tokenizer, grader, rows = read_run(c, run)
     at_once = ask.BATCH_SIZE
-    rollout = runs.make_rollout(ask, tokenizer, c.SAMPLES * len(rows), checkpoint)
+    rollout = trained_model.make_rollout(ask, tokenizer, c.SAMPLES * len(rows), checkpoint)
     if trained:
-        runs.warn_if_model_changed(ask.MODEL, checkpoint, "; counted as it is now")
-        runs.restore(rollout, checkpoint)
+        trained_model.warn_if_model_changed(ask.MODEL, checkpoint, "; counted as it is now")
+        trained_model.restore(rollout, checkpoint)
 
     counts = {reading: np.zeros(len(rows), int) for reading in READINGS}
     asked = np.repeat(np.arange(len(rows)), c.SAMPLES)
     for first in tqdm(range(0, len(asked), at_once), run if trained else "untrained", disable=None):
         part = asked[first : first + at_once]
-        how = sampling_config(ask, "policy", seed=jax.random.fold_in(jax.random.key(c.SEED), first))
-        texts = rollout.generate([rows[i]["prompts"] for i in part], how).text
+        key = jax.random.fold_in(jax.random.key(c.SEED), first)
+        config = sampling_config(ask, "policy", seed=key)
+        texts = rollout.generate([rows[i]["prompts"] for i in part], config).text
         columns = {name: [rows[i][name] for i in part] for name in GRADED}
         np.add.at(counts["strict"], part, grader.score(texts, **columns) >= 1)
         np.add.at(counts["lenient"], part, grader.right_lenient(texts, **columns))
@@ -164,7 +164,7 @@ def main(arguments: Sequence[str]) -> None:
     """Counts, estimates, writes; see the module's docstring."""
     c = settings.read(Constants, arguments)
     versions.prepare_libraries()
-    process.keep_compiled()
+    process.enable_compilation_cache()
     devices.check_gpu()
     folder = Path(c.RUN_DIR) if c.RUN_DIR else run_folder.new_folder("pass_at_k")
     if (folder / "pass_at_k.csv").exists():

@@ -55,13 +55,15 @@ def step_program(c: RunConstants, hf, mesh: Mesh, chip: str):
     specs = nnx.get_partition_spec(state)
     weights = jax.tree.map(lambda x, spec: array(x.shape, x.dtype, spec), state, specs)
 
-    def step(weights, caches, tokens, metadata, last, key, how):
+    def step(weights, caches, tokens, metadata, last, key, sampling_metadata):
         model = nnx.merge(graphdef, weights)
         caches, hidden, *_ = model(caches, tokens, metadata)
         logits = model.compute_logits(hidden[last]).astype(jnp.float32)  # [SEQUENCES, V]
         # a jit with its own options can't be nested in another one
         draw = sampling.sample.__wrapped__
-        sampled, drawn_from = draw(key, mesh, logits, how, allow_distributed_sampling=False)
+        sampled, drawn_from = draw(
+            key, mesh, logits, sampling_metadata, allow_distributed_sampling=False
+        )
         return caches, sampling.gather_logprobs(sampling.compute_logprobs(drawn_from), sampled, 1)
 
     pages = SEQUENCES * -(-(c.MAX_PROMPT_LENGTH + c.TOTAL_GENERATION_STEPS) // PAGE)
@@ -77,6 +79,6 @@ def step_program(c: RunConstants, hf, mesh: Mesh, chip: str):
         request_distribution=array((3,)),
     )
     per_answer, share = array((SEQUENCES,)), array((SEQUENCES,), jnp.float32)
-    how = TPUSupportedSamplingMetadata(share, per_answer, share, do_sampling=True)
+    sampling_metadata = TPUSupportedSamplingMetadata(share, per_answer, share, do_sampling=True)
     key, caches = array((), jax.random.key(0).dtype), [cache] * hf.num_hidden_layers
-    return step, (weights, caches, array((TOKENS,)), metadata, per_answer, key, how)
+    return step, (weights, caches, array((TOKENS,)), metadata, per_answer, key, sampling_metadata)

@@ -1,5 +1,5 @@
-"""Answers to questions outside a run, for inference.py: graded, voted, shown, written to a file or
-a page.
+"""What inference.py does with a model's answers: it grades them, takes a vote, prints them, and
+writes them to a file or a page.
 
 A row is a question of `questions.read_questions`, with its completions `after` training and perhaps
 `before`.
@@ -32,7 +32,7 @@ def is_right(grader, completion: str, row: dict[str, Any]) -> tuple[bool, bool]:
     return bool(grader.score(*columns)[0] >= 1), bool(grader.right_lenient(*columns)[0])
 
 
-def judged(grader, completion: str, row: dict[str, Any]) -> str:
+def verdict(grader, completion: str, row: dict[str, Any]) -> str:
     """ " [right]", " [wrong, right: 7]", or nothing if the right answer isn't known."""
     if row["answer"] is None:
         return ""
@@ -56,12 +56,12 @@ def show(rows: list[dict[str, Any]], grader) -> None:
         print(escape_controls(f"\nquestion: {row['question']}"))
         for texts in zip(*(row[name] for name in names), strict=True):
             for name, text in zip(names if len(names) > 1 else ["answer"], texts):
-                print(escape_controls(f"{name + ':':9} {text}{judged(grader, text, row)}"))
+                print(escape_controls(f"{name + ':':9} {text}{verdict(grader, text, row)}"))
         winners = [vote(grader, row[name], row["data_source"]) for name in names]
         if len(row["after"]) > 1:
             words = f"before {winners[0][1]}, after " if len(names) > 1 else ""
             winner, last = winners[-1]
-            print(escape_controls(f"vote:     {words}{last}{judged(grader, winner, row)}"))
+            print(escape_controls(f"vote:     {words}{last}{verdict(grader, winner, row)}"))
         if row["answer"] is not None:
             right.append([is_right(grader, winner, row) for winner, _ in winners])
     if right:

@@ -15,16 +15,16 @@ from run.run_files import Checkpoint
 from settings import UserError
 
 
-def place_of(checkpoint: Checkpoint, constant: str = "CHECKPOINT") -> tuple[str, int]:
+def root_and_step(checkpoint: Checkpoint, constant: str = "CHECKPOINT") -> tuple[str, int]:
     """The folder of the run's checkpoints, and the step of the one that `constant` names."""
     # a folder under CHECKPOINT_DIR, wherever that was copied to
     root = str(checkpoint.run_dir.resolve())
-    if not checkpoints.saved(root):
+    if not checkpoints.saved_steps(root):
         root = checkpoints.root_of_run(
             checkpoint.constants.get("CHECKPOINT_DIR", ""), checkpoint.run_dir
         )
     named = f"{constant}={checkpoint.run_dir}"
-    if not (steps := checkpoints.saved(root)):
+    if not (steps := checkpoints.saved_steps(root)):
         raise UserError(f"{named}: no checkpoint in {root}; train further, or name another run")
     if checkpoint.step not in (None, *steps):
         known = ", ".join(map(str, steps))
@@ -34,7 +34,7 @@ def place_of(checkpoint: Checkpoint, constant: str = "CHECKPOINT") -> tuple[str,
 
 def warn_if_model_changed(model: str, checkpoint: Checkpoint, then: str = "") -> None:
     """Prints how MODEL has changed since the run, if it has, and `then`; UserError with LoRA."""
-    kept, now = checkpoint.note.get("identity", {}), {"MODEL": run_folder.model_digest(model)}
+    kept, now = checkpoint.run_json.get("identity", {}), {"MODEL": run_folder.model_digest(model)}
     message = run_folder.change_message(
         kept, now, SimpleNamespace(MODEL=model), str(checkpoint.run_dir)
     )
@@ -85,10 +85,10 @@ def make_rollout(
 
 def restore(rollout: MaxTextRollout, checkpoint: Checkpoint) -> None:
     """Puts a checkpoint into the engine's model; raises UserError."""
-    root, step = place_of(checkpoint)
+    root, step = root_and_step(checkpoint)
     adapted = nnx.state(rollout.model(), nnx.LoRAParam)  # a run with LoRA saved A and B alone
     weights = nnx.to_pure_dict(adapted or nnx.state(rollout.model(), nnx.Param))
     with checkpoints.open_manager(root) as manager:
-        run_id = checkpoint.note.get("run_id", "")
+        run_id = checkpoint.run_json.get("run_id", "")
         restored, _, _ = checkpoints.restore(manager, step, weights, run_id=run_id)
     nnx.update(rollout.model(), restored)
