@@ -36,7 +36,7 @@ lm-eval: .venv-eval/installed  ## an exported run, asked by EleutherAI's harness
 	touch $@
 
 # Needs no TPU and no GPU, but their compilers, each in an environment that borrows all else from .venv.
-fit-setup: .venv-fit/installed .venv-fit-cards/installed  ## the compilers of TPUs and GPUs: does the job fit? 5_GRPO_Maxtext/docs/operate/tpu_and_gpu.md
+fit-setup: .venv-fit/installed .venv-fit-cards/installed  ## the compilers of TPUs and GPUs: does the job fit? 5_GRPO_Maxtext/docs/operate/tpu.md
 
 # SINCE=2026-11-25 keeps what was compiled on that day or later, so that a broken-off run goes on.
 FIT = 5_GRPO_Maxtext/tool.py fit_check SINCE=$(SINCE)

@@ -266,11 +266,15 @@ def peers(folder: Path, language: int) -> list[list[str]]:
 
 
 def methods(folder: Path, language: int) -> list[list[str]]:
-    """Folder 5: every method."""
+    """Folder 5: every method. The CSV file has more columns."""
     import methods as study
 
     files = [folder / "assets" / f"methods{name}.csv" for name in ("", "_curves")]
-    return study.table(*map(pd.read_csv, files))[1:]
+    names, *lines = study.table(*map(pd.read_csv, files))
+    kept = [
+        names.index(name) for name in ("method", "answers graded", "pass@1", "pass@64", "greedy")
+    ]
+    return [[*(line[i] for i in kept), line[-1]] for line in lines]  # minus its counterpart's
 
 
 def transcript(folder: Path, language: int) -> list[list[str]]:

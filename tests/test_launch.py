@@ -275,7 +275,7 @@ def printed():
     it.
     """
     found = {}
-    names = ("tpu_and_gpu", "several_hosts", "rungs")
+    names = ("tpu", "nvidia", "several_hosts", "rungs")
     docs = [settings.HERE / "docs" / "operate" / f"{name}.md" for name in names]
     for path in (*docs, *sorted(LAUNCH.glob("*.sh"))):
         tpu = ""

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Llama 3.1 8B on a TPU VM, driven from your own machine with gcloud. Run this in the repository's folder;
-# docs/operate/tpu_and_gpu.md walks through the first hour, with what each step prints and costs.
+# docs/operate/tpu.md walks through the first hour, with what each step prints and costs.
 #
 #     export PROJECT=my-project ZONE=us-east5-a TPU=v6e-8 BUCKET=gs://my-bucket/grpo
 #     bash 5_GRPO_Maxtext/launch/tpu_vm.sh create
