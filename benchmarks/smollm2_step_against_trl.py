@@ -5,7 +5,8 @@ Both train LoRA on SmolLM2-135M-Instruct with the settings of rung 2, in
 5_GRPO_Maxtext/docs/operate/rungs.md: 4 questions x 8 answers of at most 24 tokens. They start from
 the same weights, make 8 steps in bfloat16 and 8 in float32, and compute all 32 answers in one
 gradient pass. The first 2 steps (compilation, warm-up) are left out. A ratio is of the two runs of
-one round, minutes apart. Three things differ from rung 2 or between the two:
+one round, minutes apart. TRL's gradient checkpointing, its default, is off: all answers fit, and it
+would take longer. Three things differ from rung 2 or between the two:
 
   * The only reward is the last number. Rung 2 adds `compute_score`, which is nearly always 0.
   * Each program has its own order of the questions, so the answers aren't the same. `answer_tokens`
