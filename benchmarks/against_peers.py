@@ -22,7 +22,8 @@ as they are:
     python benchmarks/against_peers.py 3_Pendulum ...           # the same options
 
 CleanRL pins jax 0.4.8, whose jaxlib is no longer to be had; purejaxrl pins nothing and gets the
-versions of the day of its last commit.
+versions of the day of its last commit. (With Python 3.11, its navix 0.7.0 can't be imported, and
+0.7.4 can.)
 
 Measured alike: one thread each. Seconds are of training with compilation, without imports: wall
 time, and the processor's in user and system mode. Our own evaluations during training are inside,

@@ -193,6 +193,20 @@ def change_loop(step, change):
     path.write_text(json.dumps(loop))
 
 
+def test_a_run_of_an_older_version_is_refused_and_nothing_is_lost(run):
+    """Its checkpoints held what the rollouts remember beside beta."""
+
+    def as_it_was(loop):
+        loop |= loop.pop("carried")
+        del loop["proof"]
+
+    change_loop(run / "checkpoints" / "8", as_it_was)
+    there = contents(run / "checkpoints")
+    with pytest.raises(UserError, match=r"^RUN_DIR=run: an older version of this script saved its"):
+        demo.main([*SHORT, "RUN_DIR=run"])
+    assert contents(run / "checkpoints") == there
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

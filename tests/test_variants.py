@@ -214,7 +214,12 @@ def test_a_readers_function_takes_the_place_of_the_pages(tmp_path):
     advantage = method.advantage(samples([9.5, 2, 2, -1], [4, 4, 4, 4]))
     np.testing.assert_allclose(advantage, [[1, 0, 0, -1], [0, 0, 0, 0]], atol=1e-12)
 
-    # the objective in float64, and its slope in log pi by the derivative of tanh, 1 / cosh^2
+
+def test_the_example_of_an_objective_is_the_smooth_clip():
+    """In float64, and its slope in log pi by the derivative of tanh, 1 / cosh^2."""
+    c = constants_of("METHOD=examples/my_objective.py")
+    check_method(c, demo.TABLES)
+    method = variants.choose(c, demo.TABLES)
     log_ratio, A = np.array([[-3.0, -0.1, 0.0, 0.15, 2.0]]), np.array([[-1.5]])
     batch = SimpleNamespace(old_log_prob=np.float32(-log_ratio), advantage=A)
     ratio, x = np.exp(log_ratio), (np.exp(log_ratio) - 1) / c.EPSILON

@@ -229,6 +229,11 @@ class TrainingRun:
                 self._opt_state,
                 self.folder.run_id,
             )
+            if "carried" not in loop:
+                raise UserError(
+                    f"RUN_DIR={self.folder.path}: an older version of this script saved its "
+                    "checkpoints; start the run again in another folder"
+                )
             self.beta, self.carried = loop["beta"], loop["carried"]
             self.llm.load(self._params)
         return self._params, self._opt_state
