@@ -3,7 +3,7 @@ PEFT.
 
 Both train LoRA on SmolLM2-135M-Instruct with the settings of rung 2, in
 5_GRPO_Maxtext/docs/operate/rungs.md: 4 questions x 8 answers of at most 24 tokens. They start from
-the same weights, make 8 steps in bfloat16 and 8 in float32, and compute all 32 answers in one
+the same weights, make 5 steps in bfloat16 and 5 in float32, and compute all 32 answers in one
 gradient pass. The first 2 steps (compilation, warm-up) are left out. A ratio is of the two runs of
 one round, minutes apart. TRL's gradient checkpointing, its default, is off: all answers fit, and it
 would take longer. Three things differ from rung 2 or between the two:
@@ -31,7 +31,7 @@ from pathlib import Path
 from grpo_step_against_trl import FOLDER, HERE, ours, peer_of, trl
 from machine import processor, write_csv
 
-STEPS, WARM_UP = 8, 2  # the first steps are left out
+STEPS, WARM_UP = 5, 2  # the first steps are left out
 DTYPES = ("bfloat16", "float32")
 CONSTANTS = {
     "DATASET": FOLDER / "examples" / "small_numbers",
