@@ -7,10 +7,11 @@ the two runs of one round, minutes apart. TRL lives in an environment of its own
 
     python3 -m venv /tmp/trl
     /tmp/trl/bin/pip install torch==2.13.0 trl==1.16.0 transformers==5.12.1 \
-        accelerate==1.15.0 datasets==5.2.0
+        accelerate==1.15.0 datasets==5.2.0 peft==0.21.2
     python benchmarks/grpo_step_against_trl.py PEER=/tmp/trl/bin/python [ROUNDS=5]
 
-Writes benchmarks/grpo_step_against_trl.csv: one row per run, in the order they ran.
+(smollm2_step_against_trl.py needs peft.) Writes benchmarks/grpo_step_against_trl.csv: one row per
+run, in the order they ran.
 """
 
 import shutil
@@ -44,12 +45,14 @@ def ours(constants: dict[str, Any], warm_up: int) -> dict[str, Any]:
     return found | {"versions": f"{made_from}, {versions('jax', 'maxtext', 'google-tunix')}"}
 
 
-def trl(peer: str, constants: dict[str, Any], warm_up: int) -> dict[str, Any]:
-    """TRL with the same constants, run by the Python `peer`; see `watched`."""
+def trl(
+    peer: str, constants: dict[str, Any], warm_up: int, script: str = "trl_grpo_steps.py"
+) -> dict[str, Any]:
+    """TRL with the same constants: `script` of peers/, run by the Python `peer`; see `watched`."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log.csv")
         found, output = watched(
-            [peer, HERE / "peers" / "trl_grpo_steps.py"], constants | {"LOG": log}, log, warm_up
+            [peer, HERE / "peers" / script], constants | {"LOG": log}, log, warm_up
         )
     return found | {"versions": output.splitlines()[-1]}
 
@@ -62,8 +65,8 @@ def watched(
 
     `log` is a CSV with a row per step, written at once; the first `warm_up` rows don't count.
     Returns the median seconds of a step, the highest resident memory, the mean reward of the first
-    step and of the last five; and what was printed. Raises RuntimeError with the end of what it
-    said if it failed.
+    step and of the last five, and how many tokens an answer has in the mean; and what was printed.
+    Raises RuntimeError with the end of what it said if it failed.
     """
     peak, command = 0, [*command, *(f"{name}={value}" for name, value in given.items())]
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
@@ -82,6 +85,7 @@ def watched(
             "peak_gib": round(peak / 2**30, 2),
             "first_reward": round(rows.reward[0], 3),
             "last_reward": round(rows.reward[-5:].mean(), 3),
+            "answer_tokens": round(rows.length[warm_up:].mean(), 1),
         }, output.read()
 
 

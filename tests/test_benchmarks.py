@@ -26,7 +26,8 @@ def test_the_timed_parts_of_a_step_are_there():
 
 
 def test_of_a_training_only_the_steps_that_count_are_counted(tmp_path):
-    rows, log = "seconds,reward\n90.0,0\n80.0,1\n3.0,2\n1.0,3\n2.0,4\n", tmp_path / "log.csv"
+    rows = "seconds,reward,length\n90.0,0,9\n80.0,1,9\n3.0,2,4\n1.0,3,3\n2.0,4,5\n"
+    log = tmp_path / "log.csv"
     code = (
         f"from sys import *; open(argv[1], 'w').write({rows!r}); print('the end'); "
         "exit('FAIL=1' in argv)"
@@ -38,6 +39,7 @@ def test_of_a_training_only_the_steps_that_count_are_counted(tmp_path):
         0.0,
         2.0,
     ]
+    assert found["answer_tokens"] == 4.0
     assert output == "the end\n"
     with pytest.raises(RuntimeError, match="exit code 1"):
         grpo_step_against_trl.watched(command, given | {"FAIL": 1}, log, warm_up=2)

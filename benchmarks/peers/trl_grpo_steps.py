@@ -2,14 +2,17 @@
 
 Runs in an environment of its own (see there) with the constants of our script that it is given, and
 logs the steps as our script does: LOG=file.csv, written at once. Same weights, questions, rewards,
-batch, lengths and optimizer. Prints its versions.
+batch, lengths and optimizer. Prints its versions. trl_smollm2_steps.py trains with `train`, too.
 """
 
 import csv
 import os
 import sys
 import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(__file__).resolve().parents[2] / "5_GRPO_Maxtext"
 sys.path.insert(0, str(FOLDER))
@@ -30,11 +33,11 @@ REWARDS = ("match_format_exactly", "match_format_approximately", "check_answer",
 
 
 class StepLog(transformers.TrainerCallback):
-    """A row per step: seconds since the last one ended, and the mean reward."""
+    """A row per step: seconds since the last one ended, mean reward, mean tokens of an answer."""
 
     def __init__(self, path: str):
         self.file = open(path, "w", newline="")  # noqa: SIM115  (open until the process ends)
-        self.writer = csv.DictWriter(self.file, ("seconds", "reward"))
+        self.writer = csv.DictWriter(self.file, ("seconds", "reward", "length"))
         self.writer.writeheader()
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -43,7 +46,10 @@ class StepLog(transformers.TrainerCallback):
     def on_log(self, args, state, control, logs, **kwargs):
         if "reward" in logs:  # the last log is of the whole training
             now = time.perf_counter()
-            self.writer.writerow({"seconds": now - self.started, "reward": logs["reward"]})
+            length = logs["completions/mean_length"]
+            self.writer.writerow(
+                {"seconds": now - self.started, "reward": logs["reward"], "length": length}
+            )
             self.file.flush()
             self.started = now
 
@@ -59,28 +65,41 @@ def rewarded(function):
     return reward
 
 
-def main() -> None:
-    """Trains NUM_BATCHES steps."""
-    given = dict(argument.split("=", 1) for argument in sys.argv[1:])
-    steps, generations = int(given["NUM_BATCHES"]), int(given["NUM_GENERATIONS"])
+def given() -> dict[str, str]:
+    """The constants of the command line."""
+    return dict(argument.split("=", 1) for argument in sys.argv[1:])
+
+
+def train(
+    constants: dict[str, str],
+    questions: Sequence[str],
+    answers: Sequence[str],
+    rewards: Sequence[Callable],
+    peft_config: Any = None,
+) -> None:
+    """Trains NUM_BATCHES steps of our script's `constants`; with a `peft_config` only the adapters.
+
+    With DTYPE=bfloat16, the weights are bfloat16 and the step runs under autocast.
+    """
+    steps, generations = int(constants["NUM_BATCHES"]), int(constants["NUM_GENERATIONS"])
+    dtype = constants.get("DTYPE", "float32")
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(given["MODEL"], trust_remote_code=False)
-    model = transformers.LlamaForCausalLM.from_pretrained(given["MODEL"], dtype=torch.float32)
-    rows = [
-        json.loads(line)
-        for line in (FOLDER / "tiny_gsm8k" / "train.jsonl").read_text().splitlines()
-    ]
-    prompts = [[{"role": "user", "content": row["question"]}] for row in rows]
-    answers = [extract_hash_answer(row["answer"]) for row in rows]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
+        constants["MODEL"], trust_remote_code=False
+    )
+    model = transformers.LlamaForCausalLM.from_pretrained(
+        constants["MODEL"], dtype=getattr(torch, dtype)
+    )
+    prompts = [[{"role": "user", "content": question}] for question in questions]
     config = trl.GRPOConfig(
-        output_dir=str(Path(given["LOG"]).parent / "trl"),
+        output_dir=str(Path(constants["LOG"]).parent / "trl"),
         max_steps=steps,
-        per_device_train_batch_size=int(given["BATCH_SIZE"]) * generations,
+        per_device_train_batch_size=int(constants["BATCH_SIZE"]) * generations,
         num_generations=generations,
-        max_completion_length=int(given["TOTAL_GENERATION_STEPS"]),
-        temperature=1.0,
-        beta=float(given["BETA"]),
-        learning_rate=float(given["LEARNING_RATE"]),
+        max_completion_length=int(constants["TOTAL_GENERATION_STEPS"]),
+        temperature=float(constants.get("TEMPERATURE", "1.0")),
+        beta=float(constants["BETA"]),
+        learning_rate=float(constants["LEARNING_RATE"]),
         lr_scheduler_type="cosine",
         warmup_steps=steps // 10,
         adam_beta2=0.99,
@@ -89,7 +108,7 @@ def main() -> None:
         loss_type="grpo",
         gradient_checkpointing=False,
         use_cpu=True,
-        bf16=False,
+        bf16=dtype == "bfloat16",
         report_to=[],
         save_strategy="no",
         logging_steps=1,
@@ -99,14 +118,32 @@ def main() -> None:
         model=model,
         args=config,
         processing_class=tokenizer,
-        callbacks=[StepLog(given["LOG"])],
-        reward_funcs=[rewarded(getattr(reward_func, name)) for name in REWARDS],
+        callbacks=[StepLog(constants["LOG"])],
+        reward_funcs=[rewarded(function) for function in rewards],
         train_dataset=datasets.Dataset.from_dict({"prompt": prompts, "answer": answers}),
+        peft_config=peft_config,
     )
     trainer.train()
-    print(
-        f"trl {trl.__version__}, torch {torch.__version__}, transformers {transformers.__version__}"
+
+
+def versions(*packages: str) -> str:
+    """Of installed packages: "trl 1.16.0, torch 2.13.0"."""
+    return ", ".join(f"{package} {version(package)}" for package in packages)
+
+
+def main() -> None:
+    """Trains the tiny Llama on its own questions, with the course's four rewards."""
+    rows = [
+        json.loads(line)
+        for line in (FOLDER / "tiny_gsm8k" / "train.jsonl").read_text().splitlines()
+    ]
+    train(
+        given(),
+        questions=[row["question"] for row in rows],
+        answers=[extract_hash_answer(row["answer"]) for row in rows],
+        rewards=[getattr(reward_func, name) for name in REWARDS],
     )
+    print(versions("trl", "torch", "transformers"))
 
 
 if __name__ == "__main__":
