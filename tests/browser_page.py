@@ -25,6 +25,7 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
+from short_runs import SHORT
 from test_health import FOLDER
 from test_page import SMALL, with_hostile_texts
 
@@ -32,19 +33,6 @@ import grpo_variants as variants
 from constants import Variants
 from run import answers, evaluation, page
 
-SHORT = [  # a run of seconds
-    "NUM_BATCHES=8",
-    "BATCH_SIZE=4",
-    "NUM_GENERATIONS=4",
-    "NUM_ITERATIONS=1",
-    "LEARNING_RATE=1e-3",
-    "SAVE_INTERVAL_STEPS=2",
-    "EVAL_EVERY=4",
-    "EVAL_QUESTIONS=8",
-    "NUM_TEST_QUESTIONS=16",
-    "LOG_ANSWERS_EVERY=2",
-    "EVAL_CONFIG=liberal",
-]
 WIDTHS = {"phone": (390, 844), "desk": (1400, 1000)}
 WRITTEN = 0.6  # seconds; the page writes its address at most every 0.4
 

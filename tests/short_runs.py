@@ -17,6 +17,19 @@ from pathlib import Path
 import settings
 
 SCRIPT = settings.HERE / "grpo_llama3_1_8b_demo.py"
+SHORT = [  # a run of seconds
+    "NUM_BATCHES=8",
+    "BATCH_SIZE=4",
+    "NUM_GENERATIONS=4",
+    "NUM_ITERATIONS=1",
+    "LEARNING_RATE=1e-3",
+    "SAVE_INTERVAL_STEPS=2",
+    "EVAL_EVERY=4",
+    "EVAL_QUESTIONS=8",
+    "NUM_TEST_QUESTIONS=16",
+    "LOG_ANSWERS_EVERY=2",
+    "EVAL_CONFIG=liberal",
+]
 HANGS = 900  # seconds; only against a process that never ends
 
 # of an engine; of itself they read nothing but what follows from the arguments it's made of

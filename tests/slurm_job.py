@@ -17,25 +17,12 @@ import time
 from pathlib import Path
 
 import pytest
-from short_runs import HANGS, free_port, saved_steps
+from short_runs import HANGS, SHORT, free_port, saved_steps
 from test_monitor import assert_same_curves
 
 import settings
 from run.run_files import read_log
 
-SHORT = [  # a run of seconds
-    "NUM_BATCHES=8",
-    "BATCH_SIZE=4",
-    "NUM_GENERATIONS=4",
-    "NUM_ITERATIONS=1",
-    "LEARNING_RATE=1e-3",
-    "SAVE_INTERVAL_STEPS=2",
-    "EVAL_EVERY=4",
-    "EVAL_QUESTIONS=8",
-    "NUM_TEST_QUESTIONS=16",
-    "LOG_ANSWERS_EVERY=2",
-    "EVAL_CONFIG=liberal",
-]
 STEPS, SAVED = 8, 3
 ARGUMENTS = [*SHORT, f"SAVE_INTERVAL_STEPS={SAVED}"]
 CONFIG = Path(__file__).with_name("slurm.conf").read_text()

@@ -3,27 +3,13 @@
 import shutil
 
 import pytest
-from short_runs import finish, free_port, run_here, start, wait_for
+from short_runs import SHORT, finish, free_port, run_here, start, wait_for
 
 import grpo_llama3_1_8b_demo as demo
 from run import checkpoints
 from run import start as starting
 from run.run_files import read_log, read_object
 from settings import UserError
-
-SHORT = [  # a run of seconds
-    "NUM_BATCHES=8",
-    "BATCH_SIZE=4",
-    "NUM_GENERATIONS=4",
-    "NUM_ITERATIONS=1",
-    "LEARNING_RATE=1e-3",
-    "SAVE_INTERVAL_STEPS=2",
-    "EVAL_EVERY=4",
-    "EVAL_QUESTIONS=8",
-    "NUM_TEST_QUESTIONS=16",
-    "LOG_ANSWERS_EVERY=2",
-    "EVAL_CONFIG=liberal",
-]
 
 
 @pytest.fixture(scope="module")

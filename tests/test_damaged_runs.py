@@ -18,7 +18,7 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 from etils import epath
-from short_runs import load_weights
+from short_runs import SHORT, load_weights
 
 import grpo_llama3_1_8b_demo as demo
 import inference
@@ -28,20 +28,6 @@ from run.run_files import checkpoint_at, read_log, read_object
 from settings import UserError
 from tools import convert_checkpoint as convert
 from tools import show_run
-
-SHORT = [  # a run of seconds
-    "NUM_BATCHES=8",
-    "BATCH_SIZE=4",
-    "NUM_GENERATIONS=4",
-    "NUM_ITERATIONS=1",
-    "LEARNING_RATE=1e-3",
-    "SAVE_INTERVAL_STEPS=2",
-    "EVAL_EVERY=4",
-    "EVAL_QUESTIONS=8",
-    "NUM_TEST_QUESTIONS=16",
-    "LOG_ANSWERS_EVERY=2",
-    "EVAL_CONFIG=liberal",
-]
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import huggingface_hub
 import jax
 import numpy as np
 import pytest
-from short_runs import run_here
+from short_runs import SHORT, run_here
 from test_machine import on
 
 import grpo_llama3_1_8b_demo as demo
@@ -23,19 +23,6 @@ import settings
 from run import memory, start
 from settings import UserError
 
-SHORT = [  # a run of seconds
-    "NUM_BATCHES=8",
-    "BATCH_SIZE=4",
-    "NUM_GENERATIONS=4",
-    "NUM_ITERATIONS=1",
-    "LEARNING_RATE=1e-3",
-    "SAVE_INTERVAL_STEPS=2",
-    "EVAL_EVERY=4",
-    "EVAL_QUESTIONS=8",
-    "NUM_TEST_QUESTIONS=16",
-    "LOG_ANSWERS_EVERY=2",
-    "EVAL_CONFIG=liberal",
-]
 EIGHT_B = [f"MODEL={memory.LLAMA_3_1_8B}", "DATASET=gsm8k", "DRY_RUN=True"]
 # all weights, in one gradient pass
 FULL = ["LORA_RANK=0", "BATCH_SIZE=2", "TRAIN_MICRO_BATCH_SIZE=0"]

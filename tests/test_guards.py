@@ -20,7 +20,7 @@ from pathlib import Path
 import huggingface_hub
 import jax
 import pytest
-from short_runs import HANGS, SCRIPT, run_here, start
+from short_runs import HANGS, SCRIPT, SHORT, run_here, start
 
 import grpo_llama3_1_8b_demo as demo
 import inference
@@ -30,20 +30,6 @@ from run import process, run_folder, training
 from run import start as start_of_run
 from run.run_files import read_log
 from settings import HERE, UserError
-
-SHORT = [  # a run of seconds
-    "NUM_BATCHES=8",
-    "BATCH_SIZE=4",
-    "NUM_GENERATIONS=4",
-    "NUM_ITERATIONS=1",
-    "LEARNING_RATE=1e-3",
-    "SAVE_INTERVAL_STEPS=2",
-    "EVAL_EVERY=4",
-    "EVAL_QUESTIONS=8",
-    "NUM_TEST_QUESTIONS=16",
-    "LOG_ANSWERS_EVERY=2",
-    "EVAL_CONFIG=liberal",
-]
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from short_runs import SHORT
 from test_page import data_of
 
 import grpo_llama3_1_8b_demo as demo
@@ -21,19 +22,6 @@ from settings import HERE, UserError
 from task.grading import extract_answer, grade, last_number
 from task.run_grader import course_rewards
 
-SHORT = [  # a run of seconds
-    "NUM_BATCHES=8",
-    "BATCH_SIZE=4",
-    "NUM_GENERATIONS=4",
-    "NUM_ITERATIONS=1",
-    "LEARNING_RATE=1e-3",
-    "SAVE_INTERVAL_STEPS=2",
-    "EVAL_EVERY=4",
-    "EVAL_QUESTIONS=8",
-    "NUM_TEST_QUESTIONS=16",
-    "LOG_ANSWERS_EVERY=2",
-    "EVAL_CONFIG=liberal",
-]
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import pages
 import pytest
-from short_runs import HANGS, wait_for
+from short_runs import HANGS, SHORT, wait_for
 
 import grpo_llama3_1_8b_demo as demo
 import settings
@@ -30,19 +30,6 @@ from machines import parse_machine
 from run import checkpoints, dry_run, memory
 from run.run_files import read_log
 
-SHORT = [  # a run of seconds
-    "NUM_BATCHES=8",
-    "BATCH_SIZE=4",
-    "NUM_GENERATIONS=4",
-    "NUM_ITERATIONS=1",
-    "LEARNING_RATE=1e-3",
-    "SAVE_INTERVAL_STEPS=2",
-    "EVAL_EVERY=4",
-    "EVAL_QUESTIONS=8",
-    "NUM_TEST_QUESTIONS=16",
-    "LOG_ANSWERS_EVERY=2",
-    "EVAL_CONFIG=liberal",
-]
 LAUNCH = settings.HERE / "launch"
 DEMO = f"{settings.HERE.name}/grpo_llama3_1_8b_demo.py"
 STAND_IN = """#!/bin/bash

@@ -27,19 +27,6 @@ from model import devices, llama
 from run import start
 from run.run_files import read_log
 
-SHORT = [  # a run of seconds
-    "NUM_BATCHES=8",
-    "BATCH_SIZE=4",
-    "NUM_GENERATIONS=4",
-    "NUM_ITERATIONS=1",
-    "LEARNING_RATE=1e-3",
-    "SAVE_INTERVAL_STEPS=2",
-    "EVAL_EVERY=4",
-    "EVAL_QUESTIONS=8",
-    "NUM_TEST_QUESTIONS=16",
-    "LOG_ANSWERS_EVERY=2",
-    "EVAL_CONFIG=liberal",
-]
 QWEN = ["MODEL=Qwen/Qwen3-0.6B", "DATASET=gsm8k"]
 QWEN_LORA, LLAMA_LORA = "MODEL=Qwen/Qwen3-0.6B", "MODEL=meta-llama/Llama-3.1-8B-Instruct"
 GIB, MIB = 2**30, 2**20
@@ -317,7 +304,7 @@ def test_a_run_on_devices_that_are_elsewhere(tmp_path, monkeypatch):
     initialized = []
     monkeypatch.setattr(pathwaysutils, "initialize", lambda: initialized.append(True))
     monkeypatch.setenv("JAX_PLATFORMS", "proxy")
-    short_runs.run_here(tmp_path, *SHORT, "NUM_BATCHES=4")
+    short_runs.run_here(tmp_path, *short_runs.SHORT, "NUM_BATCHES=4")
     rows = read_log(tmp_path / "run" / "train_log.csv")
     assert initialized == [True] and rows and (tmp_path / "run" / "report.md").exists()
     for row in rows:

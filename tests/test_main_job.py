@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from short_runs import HANGS, load_weights, run_here, saved_steps, wait_for
+from short_runs import HANGS, SHORT, load_weights, run_here, saved_steps, wait_for
 from short_runs import start as start_run
 
 import grpo_llama3_1_8b_demo as demo
@@ -20,19 +20,6 @@ from run.run_files import read_log
 
 GSM8K = settings.HERE.parent.parent / "shared" / "data" / "gsm8k"
 
-SHORT = [  # a run of seconds
-    "NUM_BATCHES=8",
-    "BATCH_SIZE=4",
-    "NUM_GENERATIONS=4",
-    "NUM_ITERATIONS=1",
-    "LEARNING_RATE=1e-3",
-    "SAVE_INTERVAL_STEPS=2",
-    "EVAL_EVERY=4",
-    "EVAL_QUESTIONS=8",
-    "NUM_TEST_QUESTIONS=16",
-    "LOG_ANSWERS_EVERY=2",
-    "EVAL_CONFIG=liberal",
-]
 OPTIONS = [
     *SHORT,
     "NUM_BATCHES=4",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from short_runs import SHORT
 
 import grpo_llama3_1_8b_demo as demo
 import reward_func
@@ -19,19 +20,6 @@ from settings import HERE, UserError
 from task import prompts, run_grader
 from task.task import Answers
 
-SHORT = [  # a run of seconds
-    "NUM_BATCHES=8",
-    "BATCH_SIZE=4",
-    "NUM_GENERATIONS=4",
-    "NUM_ITERATIONS=1",
-    "LEARNING_RATE=1e-3",
-    "SAVE_INTERVAL_STEPS=2",
-    "EVAL_EVERY=4",
-    "EVAL_QUESTIONS=8",
-    "NUM_TEST_QUESTIONS=16",
-    "LOG_ANSWERS_EVERY=2",
-    "EVAL_CONFIG=liberal",
-]
 EXAMPLES = HERE / "examples"
 OPENS = {"old": "<|assistant|>", "new": "<|assistant|><reasoning>\n"}
 pytestmark = pytest.mark.usefixtures("empty_folder")

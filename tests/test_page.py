@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hostile import HOSTILE
-from short_runs import run_here, saved_steps
+from short_runs import SHORT, run_here, saved_steps
 from test_health import FOLDER
 
 from run import answers, evaluation, page, run_folder
@@ -24,19 +24,6 @@ from run.run_files import GRADERS, what_is_right
 from settings import HERE, UserError
 from tools import show_run
 
-SHORT = [  # a run of seconds
-    "NUM_BATCHES=8",
-    "BATCH_SIZE=4",
-    "NUM_GENERATIONS=4",
-    "NUM_ITERATIONS=1",
-    "LEARNING_RATE=1e-3",
-    "SAVE_INTERVAL_STEPS=2",
-    "EVAL_EVERY=4",
-    "EVAL_QUESTIONS=8",
-    "NUM_TEST_QUESTIONS=16",
-    "LOG_ANSWERS_EVERY=2",
-    "EVAL_CONFIG=liberal",
-]
 SMALL = shutil.ignore_patterns("checkpoints", "tensorboard")
 
 

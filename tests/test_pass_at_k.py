@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from short_runs import SHORT
 
 from model.rollout import MaxTextRollout
 from settings import HERE, UserError
@@ -17,19 +18,6 @@ from task.grading import grade, last_number
 from tools import pass_at_k
 
 NUM_QUESTIONS, SAMPLES = 5, 8
-SHORT = [  # a run of seconds
-    "NUM_BATCHES=8",
-    "BATCH_SIZE=4",
-    "NUM_GENERATIONS=4",
-    "NUM_ITERATIONS=1",
-    "LEARNING_RATE=1e-3",
-    "SAVE_INTERVAL_STEPS=2",
-    "EVAL_EVERY=4",
-    "EVAL_QUESTIONS=8",
-    "NUM_TEST_QUESTIONS=16",
-    "LOG_ANSWERS_EVERY=2",
-    "EVAL_CONFIG=liberal",
-]
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
 

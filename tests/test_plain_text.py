@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from hostile import HOSTILE
+from short_runs import SHORT
 
 import grpo_llama3_1_8b_demo as demo
 import inference
@@ -21,19 +22,6 @@ from tools import model_card, show_run
 TURNING = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 MARKS = {"\u200e", "\u200f", "\u061c"}
 # clears, hides an .exe, overwrites, colors, is not text
-SHORT = [  # a run of seconds
-    "NUM_BATCHES=8",
-    "BATCH_SIZE=4",
-    "NUM_GENERATIONS=4",
-    "NUM_ITERATIONS=1",
-    "LEARNING_RATE=1e-3",
-    "SAVE_INTERVAL_STEPS=2",
-    "EVAL_EVERY=4",
-    "EVAL_QUESTIONS=8",
-    "NUM_TEST_QUESTIONS=16",
-    "LOG_ANSWERS_EVERY=2",
-    "EVAL_CONFIG=liberal",
-]
 EVIL = "\x1b[2J\u202egnp.exe\r\x9b1m\ud800"
 
 

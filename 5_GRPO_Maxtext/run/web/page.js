@@ -528,7 +528,7 @@ function drawFormula() {
   const probability = (log) => `${(100 * Math.exp(log)).toFixed(1)} %`;
   const lines = [];
   if (isWorlds(a, t)) lines.push(tell("The environment wrote this token: the model reads it and isn't trained on it."));
-  else if (a.advantages && c.ADVANTAGE.startsWith("turn")) lines.push(say`A of turn ${a.turn[t] + 1} = ${number(advantageOf(a, t))}: what it earns from here on, against the group (ADVANTAGE=turn)`);
+  else if (a.advantages && c.ADVANTAGE === "turn") lines.push(say`A of turn ${a.turn[t] + 1} = ${number(advantageOf(a, t))}: what it earns from here on, against the group (ADVANTAGE=turn)`);
   else if (graded) {
     const how = advantage(g, state.answer, t);
     lines.push(how.name + (isSilent(g) && how.scale !== undefined ? ` = ${tell("0: all rewards are equal")}` : how.shown) +
